@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .batch_mark import leaf_of
+from .generators import objects
 
 log = logging.getLogger("spotguard")
 
 #: Turns after a restore that are looked at.
 TURNS = 4
-#: The first batches of a pass that are followed to its end.
+#: The first batches of a pass that are followed to its end, and the turns that tell how long one is.
 _FIRST = 3
 
 AHEAD = (
@@ -63,34 +64,41 @@ class LoopUse:
         self.name = "loader"
         self._loader = loader
         self._said: set[str] = set()
+        #: Whether the loop asks for the position, and so counts as a resumed one has to.
+        self.counts = False
+        self._iterator: Any = None
         self.restored()
 
     def restored(self) -> None:
         """Begin the first turn."""
         #: Batches of each ended turn, up to `TURNS` of them.
         self._turns: list[int] = []
-        #: Batches that this turn has taken, and those of the pass.
-        self.delivered = self._taken = 0
+        #: Batches that this turn has taken, those of the pass, and those of it before a restart.
+        self.delivered = self._taken = self._resumed = 0
         self._held = 0
         self._last: deque[Any] = deque(maxlen=2)
         self._first: list[Any] = []
         #: Turns since a pass ended whose batches are kept; None if there is none.
         self._idle: int | None = None
-        #: Batches behind the last step of a pass, and those before; of the pass that ended, and once another has begun.
-        self._tail = self._carried = (0, 0)
-        #: Batches of the last turn.
-        self._usual = 0
-        #: Whether the pass has reached a boundary, and whether the loop left it right there.
+        #: Batches behind the last step of the pass that is over, and those before, once another has begun.
+        self._tail = (0, 0)
+        #: Batches of each turn that took any, 0 once they differ, and how many turns told it.
+        self._usual = (-1, 0)
+        #: Whether the pass has reached a boundary, and whether the loop may have left it.
         self._stepped = self._open = False
-        self._iterator: Any = None
+        #: How far the other iterators were at the second turn, by their identity.
+        self._others: dict[int, Any] = {}
 
     def began(self, iterator: object, taken: int) -> None:
         """Note a new pass, or the rest of one of which `taken` batches are over."""
-        left = self._open and self._stepped and not self.delivered and self._has_more()
+        # A loop that is ended behind a batch, as zip(loader, range(k)) is, has taken one more.
+        at_step = not self.delivered or (self.delivered == 1 and not self.counts)
+        left = self._open and self._stepped and at_step and self._has_more()
         if left and self._first_time("left"):
-            log.warning(LEFT, self.name, self._taken, self.name, self._taken)
-        self._idle, self._taken, self._first = None, taken, []
-        self._carried, self._tail = self._tail, (0, 0)
+            stepped = self._taken - self.delivered - (0 if self.counts else self._resumed)
+            log.warning(LEFT, self.name, stepped, self.name, stepped)
+        self._tail = (self.delivered, self._taken - self.delivered) if self._stepped else (0, 0)
+        self._idle, self._taken, self._resumed, self._first = None, taken, taken, []
         self._stepped, self._open = False, True
         with suppress(TypeError):
             self._iterator = weakref.ref(iterator)
@@ -121,8 +129,6 @@ class LoopUse:
     def ended(self) -> None:
         """Note that a pass has delivered all its batches."""
         self._open = False
-        if self._stepped and self.delivered:
-            self._tail = (self.delivered, self._taken - self.delivered)
         if self._stepped and len(self._first) == _FIRST and all(map(_lives, self._first)):
             self._idle = 0
 
@@ -135,17 +141,19 @@ class LoopUse:
         """End a turn. The training thread calls it, and it takes about a microsecond behind the first turns."""
         if self._idle is not None and not self.delivered:
             self._idle += 1
-            if self._idle == 2 and all(map(_lives, self._first)) and self._first_time("cycled"):
+            if self._idle == 2 and self._keeps_batches() and self._first_time("cycled"):
                 log.warning(CYCLED, self.name, self.name)
-        tail, stepped = self._carried
-        # A step that is as long as the one before has taken the tail along.
-        if tail and self.delivered != self._usual and self._first_time("tail"):
+        (tail, stepped), (usual, turns) = self._tail, self._usual
+        # A step that has taken the tail along is as long as the others. Lengths that differ tell nothing, nor do steps of one batch.
+        dropped = usual > 1 and turns >= _FIRST and self.delivered == tail + usual
+        if tail and dropped and self._first_time("tail"):
             log.warning(TAIL, self.name, tail, stepped)
+        if self.delivered and not tail:
+            self._usual = (self.delivered if usual in (-1, self.delivered) else 0, turns + 1)
         if len(self._turns) < TURNS:
             self._end_turn()
         self._stepped = self._stepped or self._taken > 0
-        self._tail = self._carried = (0, 0)
-        self._usual, self.delivered = self.delivered, 0
+        self._tail, self.delivered = (0, 0), 0
 
     def _end_turn(self) -> None:
         self._turns.append(self.delivered)
@@ -156,25 +164,45 @@ class LoopUse:
             if ahead and self._first_time("ahead"):
                 log.warning(AHEAD, self.name, ", ".join(map(str, self._turns)), TURNS)
             self._last.clear()
-        past = len(self._turns) in (2, TURNS) and not any(self._turns) and self._is_iterated()
-        if past and self._first_time("past"):
-            log.warning(PAST, self.name, type(self._loader).__name__, self.name)
+        if len(self._turns) in (2, TURNS) and not any(self._turns):
+            known, self._others = self._others, self._iterators()
+            moved = any(known.get(each) != at for each, at in self._others.items())
+            if moved and len(self._turns) == TURNS and self._first_time("past"):
+                log.warning(PAST, self.name, type(self._loader).__name__, self.name)
 
-    def _is_iterated(self) -> bool:
-        """Return whether another iterator of the loader lives. It takes some 10 ms."""
+    def _iterators(self) -> dict[int, Any]:
+        """Return how far each other iterator of the loader is that lives. It takes some 10 ms.
+
+        One that was read before the first turn, such as that of workers that stay, stands still.
+        """
         loader = self._loader
         ours = None if self._iterator is None else self._iterator()
         batches = loader._index_sampler if isinstance(loader, DataLoader) else None
+        found: dict[int, Any] = {}
         for each in gc.get_objects():
             kind = type(each)
             if batches is not None and issubclass(kind, _BaseDataLoaderIter):
-                if each is not ours and each._index_sampler is batches:
-                    return True
+                if each._index_sampler is batches:
+                    found[id(each)] = each._num_yielded
             elif kind is types.GeneratorType and each is not ours:
                 frame = each.gi_frame
                 if frame is not None and frame.f_locals.get("self") is loader:
-                    return True
-        return getattr(loader, "_it", None) is not None
+                    found[id(each)] = object()
+        if (inner := getattr(loader, "_it", None)) is not None:
+            found[id(inner)] = getattr(inner, "_num_yielded", None)
+        return found
+
+    def _keeps_batches(self) -> bool:
+        """Return whether something beside the loader keeps the first batches of the pass. It takes some 50 ms."""
+        leaves = [each and each() for each in self._first]
+        if not all(each is not None for each in leaves):
+            return False
+        own = {id(self._loader), *(id(each) for _, each in objects(self._loader, data=True))}
+        if not all(id(each) in own for each in leaves):
+            return True
+        held = [each for each in gc.get_referrers(*leaves) if id(each) in own]
+        others = [each for each in gc.get_referrers(*leaves, *held) if type(each) in (list, tuple, deque)]
+        return any(id(each) not in own and each is not leaves and each is not held for each in others)
 
     def _first_time(self, what: str) -> bool:
         known = what in self._said

@@ -129,6 +129,12 @@ def broken_off_beside_a_validation(loop: Loop, train: Any, raw: Any) -> None:
             break
 
 
+def counted_off_behind(loop: Loop, train: Any, raw: Any) -> None:
+    """It takes one batch more than the range has numbers."""
+    for x, _ in zip(train, range(5), strict=False):
+        loop.learn(x)
+
+
 def cycled(loop: Loop, train: Any, raw: Any) -> None:
     for x in itertools.cycle(train):
         loop.learn(x)
@@ -165,6 +171,16 @@ NAMED: dict[str, tuple[Script, str, Script]] = {
     "prefetcher": (loop_of(a_prefetcher), "train: batches are taken before", loop_of(plain)),
     "inside, held": (loop_of(inside_held), "train is registered and delivers nothing", loop_of(plain)),
     "break": (loop_of(broken_off), "train: the loop leaves a pass behind batch 5 .* limit=5", LIMITED),
+    "zip before a range": (
+        loop_of(counted_off_behind),
+        "train: the loop leaves a pass behind batch 5 .* limit=5",
+        LIMITED,
+    ),
+    "cycle over a list": (
+        loop_of(cycled, lambda: [*loader(12)]),
+        "train: its batches are kept, .* `while True: yield from train`",
+        loop_of(plain, lambda: [*loader(12)]),
+    ),
     "zip with a range": (loop_of(counted_off), "train: the loop leaves a pass .* limit=5", LIMITED),
 }
 
@@ -229,6 +245,32 @@ def broken_off_before_the_batch(loop: Loop, train: Any, raw: Any) -> None:
         loop.learn(x)
 
 
+def counted_off_by_position(loop: Loop, train: Any, raw: Any) -> None:
+    """The range ends the pass, behind one batch more."""
+    for x, _ in zip(train, range(train.position, 5), strict=False):
+        loop.learn(x)
+
+
+def budgeted(loop: Loop, train: Any, raw: Any) -> None:
+    """A step takes as many batches as its budget of samples, which grows from step to step; a pass's rest goes to the next one."""
+    micro = 0
+    while loop.done < 24:
+        for x in train:
+            loop.backward(x)
+            micro += 1
+            if micro == 2 + loop.done % 3:
+                loop.step()
+                loop.optimizer.zero_grad()
+                micro = 0
+
+
+def by_turns_with_other_data(loop: Loop, train: Any, raw: Any) -> None:
+    for x in train:
+        loop.learn(x)
+    for _ in range(3):
+        loop.learn(torch.rand(4, 4))
+
+
 def beside_a_validation(loop: Loop, train: Any, raw: Any) -> None:
     for x in train:
         if loop.done % 4 == 3:
@@ -250,6 +292,15 @@ def with_a_validation(loop: Loop) -> None:
         beside_a_validation(loop, train, None)
 
 
+def validated_before(loop: Loop) -> None:
+    """By workers that stay, and by a part of a pass."""
+    train, loop.validation = loop.wrap(loader()), loop.wrap(stays(Rows(8)))  # type: ignore[attr-defined]
+    list(loop.validation)  # type: ignore[attr-defined]
+    loop.restore(train=train, validation=loop.validation)  # type: ignore[attr-defined]
+    while loop.done < 24:
+        plain(loop, train, None)
+
+
 def by_hand(loop: Loop, train: Any, raw: Any) -> None:
     batches = iter(train)
     while (x := next(batches, None)) is not None:
@@ -264,6 +315,11 @@ TWINS: dict[str, Script] = {
     "a first look": loop_of(a_first_look),
     "batches are kept": loop_of(with_the_last_batch),
     "break before the batch": loop_of(broken_off_before_the_batch),
+    "zip before a range": loop_of(counted_off_by_position),
+    "a budget": loop_of(budgeted),
+    "a list of batches": loop_of(by_turns_with_other_data, lambda: [*loader(20)]),
+    "a list of tensors": loop_of(by_turns_with_other_data, lambda: DataLoader([*Rows(20)], batch_size=None)),
+    "validated before": validated_before,
     "validation": with_a_validation,
     "by hand": loop_of(by_hand),
     "workers": loop_of(plain, lambda: loader(num_workers=1)),
@@ -272,7 +328,7 @@ TWINS: dict[str, Script] = {
 
 @pytest.mark.parametrize("case", few_fast(TWINS, 5))
 def test_an_exact_loop_logs_nothing(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert unequal(TWINS[case], CUTS) == []
+    assert unequal(TWINS[case], (*CUTS, 5)) == []
     assert said(caplog) == []
 
 
