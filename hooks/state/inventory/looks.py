@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,22 +18,29 @@ from .walk import Way, children
 
 #: The look of each value, by its keys.
 Looks = dict[Way, Any]
+#: Classes of containers that an object may exchange for others when it takes its state back.
+_ALIKE: tuple[Any, ...] = (dict, (list, tuple, deque), (set, frozenset))
 
 
-def looks(value: Any) -> Looks:
-    """Return the look of a copied value and of each that it holds."""
-    return dict(_looks(value, ()))
+def looks(value: Any, *, classes: bool = True) -> Looks:
+    """Return the look of a copied value and of each that it holds.
+
+    Args:
+        value: the copied value.
+        classes: whether a list looks unlike a tuple, and a dict unlike an `OrderedDict`.
+    """
+    return dict(_looks(value, (), classes))
 
 
-def _looks(value: Any, way: Way) -> Iterator[tuple[Way, Any]]:
-    yield way, _look(value)
+def _looks(value: Any, way: Way, classes: bool) -> Iterator[tuple[Way, Any]]:
+    yield way, _look(value, classes)
     if isinstance(value, (set, frozenset)):
         return  # two equal sets may list their elements in two orders
     for key, each in children(value):
-        yield from _looks(each, (*way, key))
+        yield from _looks(each, (*way, key), classes)
 
 
-def _look(value: Any) -> Any:
+def _look(value: Any, classes: bool) -> Any:
     if isinstance(value, UnsavedValue):
         return UnsavedValue
     if isinstance(value, torch.Tensor):
@@ -41,6 +49,8 @@ def _look(value: Any) -> Any:
     if is_array(value):
         return value.dtype, value.shape, crc32(value.tobytes())
     kind = type(value)
+    if not classes:
+        kind = next((each for each in _ALIKE if isinstance(value, each)), kind)
     if isinstance(value, (set, frozenset)):
         return kind, frozenset(map(repr, value))
     held = children(value)

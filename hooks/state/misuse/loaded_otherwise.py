@@ -45,7 +45,7 @@ class LoadedOtherwise:
     def begin(self, part: Part, tree: Any) -> None:
         """Look at a tree before its object gets it."""
         if not _is_in_place(part) and not (isinstance(part, StatefulPart) and is_position(part.value)):
-            self._saved[part.name] = looks(tree)
+            self._saved[part.name] = looks(tree, classes=not isinstance(part, StatefulPart))
 
     def end(self, part: Part, tree: Any) -> None:
         """Note the memory of a restored object's tensors."""
@@ -95,13 +95,14 @@ class LoadedOtherwise:
     def _ask(self, part: Part) -> None:
         if (saved := self._saved.get(part.name)) is None or getattr(part, "said", None):
             return
-        now = looks(part.tree())
+        foreign = isinstance(part, StatefulPart)
+        now = looks(part.tree(), classes=not foreign)
         if isinstance(part, RngPart):  # a library that was loaded since has a generator, too
             now = {way: look for way, look in now.items() if way[:1] in saved}
         other = [*differing(saved, now)]
-        if other and isinstance(part, StatefulPart):
+        if other and foreign:
             part.at_boundary()  # what differs from call to call is no state
-            volatile = {*differing(now, looks(part.tree()))}
+            volatile = {*differing(now, looks(part.tree(), classes=False))}
             other = [way for way in other if way not in volatile]
         if not other:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,10 @@ class Clock(Meter):
         Clock,
         lambda: Meter(lambda self, state: self.take(dict(reversed(state.items())))),
         lambda: Meter(lambda self, state: (self.state["mean"].copy_(state["mean"]), self.take({**state}))),
+        lambda: Meter(lambda self, state: self.take(OrderedDict(state))),
+        lambda: Meter(lambda self, state: self.take({**state, "seen": tuple(state["seen"])})),
+        lambda: Meter(lambda self, state: self.take({**state, "seen": deque(state["seen"], maxlen=9)})),
+        lambda: Meter(lambda self, state: self.take(defaultdict(int, state))),
     ],
 )
 def test_an_object_that_takes_its_state_back_is_not_named(
