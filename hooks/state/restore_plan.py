@@ -15,7 +15,7 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
-from ..checkpoint.format.values.unsaved_value import with_live
+from ..checkpoint.format.values.meeting import with_live
 from .inventory.layout import memory_like
 from .inventory.ties import FilledTensor, check_overlaps, check_ties, content
 from .inventory.walk import tensors_in
@@ -212,11 +212,14 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
         StateError: an object's own code refuses the saved state, or has another state afterwards.
     """
     warnings, check = [*restoring.warnings], LoadedOtherwise(restoring.into, restoring.entries)
+    dicts = [part.name for part in parts if isinstance(part, DictPart) and part.name in restoring.trees]
     for part in sorted(
         parts, key=lambda part: isinstance(part, DictPart)
     ):  # a dict may list what the others restore
         if part.name in restoring.trees:
             check.begin(part, restoring.trees[part.name])
+            if isinstance(part, DictPart) and part.name == dicts[0]:
+                part.begin(restoring.trees)
             part.put_back(restoring.trees[part.name])
             check.end(part, restoring.trees[part.name])
             warnings += getattr(part, "said", ())

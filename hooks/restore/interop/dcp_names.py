@@ -23,7 +23,7 @@ from ....providers.errors import CheckpointError
 from ...checkpoint.format.coverage import Coverage, MergedTensor
 from ...checkpoint.format.dtypes import torch_dtype
 from ...checkpoint.format.values.decoder import decode
-from ...checkpoint.format.values.unsaved_value import with_live
+from ...checkpoint.format.values.meeting import with_live
 from ...state.parts.optimizers.optimizer_tree import check_well_formed
 from ...state.state_tensor import StateTensor
 from ..reads.resharding import ReadTarget, parts_of

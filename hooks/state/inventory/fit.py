@@ -1,7 +1,7 @@
-"""How a saved value meets the live one at its place, when a registered dict comes back.
+"""How a saved value meets the live one at its place, when registered dicts come back.
 
 The script goes on with the objects that it holds, so these take the saved values themselves. `fit_of` says what is possible at one
-place, and `Filling` does it for a whole dict.
+place, and `Filling` does it for all registered dicts.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 import enum
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from ...checkpoint.format.values.sameness import same
-from ...checkpoint.format.values.saved_object import SavedObject
-from ...checkpoint.format.values.unsaved_value import UnsavedValue
+from ...checkpoint.format.values.meeting import NOTHING, pairs, placed
+from ...checkpoint.format.values.placeholders import SHARED, SavedObject, UnsavedValue
 from ..memory_access import copyable, expanded, unreadable
 from . import objects
-from .frozen import freeze
+from .frozen import VIEW
 from .layout import unlike_layout
 from .looks import crc_of
 from .ownership import Ownership, is_array
-from .walk import ATOMS, Way, place
+from .walk import ATOMS, Way, place, walk
 
-#: What stands for a live value where there is none.
-_NOTHING = object()
 _SETS, _LISTS, _DICTS = (set,), (list, deque, bytearray), (dict, OrderedDict, defaultdict, Counter)
 
 
@@ -43,22 +40,22 @@ class PlaceFit(enum.Enum):
     KEEP = "keep"
 
 
-def fit_of(saved: Any, live: Any, *, alone: bool, borrowed: bool = False) -> PlaceFit:
+def fit_of(saved: Any, live: Any, *, alone: bool, stays: bool = False) -> PlaceFit:
     """Return what happens where a saved value meets a live one, without those that they hold.
 
     Args:
         alone: whether nothing at another place differs if the live value takes the saved one.
-        borrowed: whether its memory is another registered value's. Training changes that, and the saved value may have been a copy.
+        stays: whether a live value that is not alone may stay, if it has the saved bytes already.
     """
     if isinstance(saved, UnsavedValue):
         return PlaceFit.KEEP
     if isinstance(saved, SavedObject):
-        if live is _NOTHING or not objects.fits(saved, live):
+        if live is NOTHING or not objects.fits(saved, live):
             return PlaceFit.KEEP
-        if saved.kind == "generator":  # the script draws from this one, whoever else does
-            return PlaceFit.FILL
-        fills = objects.is_mutable(live)
-    elif live is _NOTHING or not _is_mutable(live):
+        if not objects.is_mutable(live):
+            return PlaceFit.MAKE
+        fills = True
+    elif live is NOTHING or not _is_mutable(live):
         return PlaceFit.MAKE
     elif isinstance(saved, torch.Tensor):
         fills = isinstance(live, torch.Tensor) and _takes(live, saved)
@@ -69,9 +66,7 @@ def fit_of(saved: Any, live: Any, *, alone: bool, borrowed: bool = False) -> Pla
     else:
         fills = type(live) in (*_SETS, *_LISTS, *_DICTS)
         fills = fills and getattr(live, "maxlen", None) == getattr(saved, "maxlen", None)
-    if not fills and isinstance(saved, SavedObject):
-        return PlaceFit.MAKE
-    if fills and not alone and not borrowed and _is_equal(live, saved):
+    if fills and not alone and stays and _is_equal(live, saved):
         return PlaceFit.KEEP
     return PlaceFit.FILL if fills and alone else PlaceFit.REPLACE
 
@@ -92,24 +87,26 @@ def _write(live: Any, saved: Any) -> None:
         live[...] = saved
 
 
-def _meetings(saved: Any, live: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each saved value with the live one at its place, where there is one."""
-    yield saved, live
+def _opened(saved: Any) -> tuple[Any, str]:
+    """Return a saved value and its mark, "" if it has none."""
+    if isinstance(saved, SavedObject) and saved.kind == SHARED:
+        return saved.value, saved.cls
+    return saved, ""
+
+
+def _meetings(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the mark of each saved value with the live one at its place, where there is one."""
+    saved, mark = _opened(saved)
+    yield mark, live
     if isinstance(saved, SavedObject) and objects.fits(saved, live):
         saved, live = saved.value, getattr(objects.saved_object(live), "value", None)
-    if isinstance(saved, dict) and isinstance(live, dict):
-        for key in saved.keys() & live.keys():
-            yield from _meetings(saved[key], live[key])
-    elif type(saved) is type(live) and type(saved) in (list, tuple, deque):
-        for one, other in zip(saved, live, strict=False):
-            if type(one) not in ATOMS:
-                yield from _meetings(one, other)
+    for _, each, here in pairs(saved, live):
+        if here is not NOTHING and type(each) not in ATOMS:
+            yield from _meetings(each, here)
 
 
 def _is_mutable(live: Any) -> bool:
-    if isinstance(live, (torch.Tensor, dict, list, deque, set, bytearray)) or is_array(live):
-        return True
-    return objects.saved_object(live) is not None and objects.is_mutable(live)
+    return isinstance(live, torch.Tensor) or is_array(live) or objects.is_mutable(live)
 
 
 def _form(array: Any) -> tuple[Any, ...]:
@@ -130,76 +127,98 @@ def _takes(live: torch.Tensor, saved: torch.Tensor) -> bool:
 
 
 class Filling:
-    """One registered dict, as it comes back.
+    """The registered dicts, as they come back together.
 
     Args:
-        name: the registered name.
-        ownership: the owners of the live values' memory.
+        dicts: by registered name, each dict with its saved tree; `NOTHING` for one that is not restored.
+        ownership: returns the owners of the live values' memory, as they are now.
     """
 
-    def __init__(self, name: str, ownership: Ownership) -> None:
-        self._name, self._ownership = name, ownership
-        #: The ids of live values at several places whose saved values are equal, and those values: ids are not used again.
-        self._agreed: set[int] = set()
-        self._live: dict[int, Any] = {}
-        #: One line for each live value that the script may go on with in vain, and for each that is not restored.
-        self.said: list[str] = []
+    def __init__(
+        self, dicts: Mapping[str, tuple[dict[Any, Any], Any]], ownership: Callable[[], Ownership]
+    ) -> None:
+        self._dicts = dicts
+        self._find_ownership = ownership
+        #: By what a live value is: what the saved values at its places are. Both are found before anything changes.
+        self._saved_at: dict[Hashable, set[Hashable]] = {}
+        #: By mark: the value that is at its places now. By the number of a mark: the memory.
+        self._placed_as: dict[str, Any] = {}
+        self._memory: dict[str, Hashable] = {}
 
-    def fill(self, live: dict[Any, Any], saved: dict[Any, Any]) -> None:
-        """Give the registered dict its saved values. This takes the containers of `saved`."""
-        meetings = [*_meetings(saved, live)]
-        self._find_agreed(meetings)
-        self._write_shared(meetings)
-        self._place_below(saved, live, (), True)
-        _refill(live, saved)
+    def fill(self, name: str) -> list[str]:
+        """Give a registered dict its saved values. This takes the containers of its tree.
 
-    def _find_agreed(self, meetings: Sequence[tuple[Any, Any]]) -> None:
-        """Note the containers that are at several places and have equal saved values at all of them."""
-        by_id: dict[int, list[Any]] = {}
-        for saved, live in meetings:
-            if self._ownership.places(live) > 1 and not self._ownership.is_owned(live):
-                by_id.setdefault(id(live), []).append(saved)
-                self._live[id(live)] = live
-        for key, (first, *others) in by_id.items():
-            places = self._ownership.places(self._live[key])
-            if len(others) + 1 == places and not any(same(first, other) for other in others):
-                self._agreed.add(key)
+        Returns:
+            One line for each live value that the script may go on with in vain, and for each that is not restored.
+        """
+        if not self._saved_at:
+            self._find_shared()
+        self._name = name
+        self._said: list[str] = []
+        live, saved = self._dicts[name]
+        saved, mark = _opened(saved)
+        if mark:
+            self._placed_as[mark] = live
+        _refill(live, self._place_below(saved, live, (), True))
+        return self._said
 
-    def _write_shared(self, meetings: Sequence[tuple[Any, Any]]) -> None:
-        """Write tensors and arrays that share memory with each other alone, if that gives each of them its saved value."""
-        shared = [
-            (live, saved)
-            for saved, live in meetings
-            if id(live) in self._ownership.shared and fit_of(saved, live, alone=True) is PlaceFit.FILL
-        ]
-        met = Counter(id(live) for live, _ in shared)
-        elsewhere = any(met[id(live)] != self._ownership.places(live) for live, _ in shared)
-        if elsewhere or met.keys() != self._ownership.shared:
-            return  # a value in another registered dict would change too
-        before = [freeze(live) for live, _ in shared]
-        for live, saved in shared:
-            _write(live, saved)
-        if not all(_is_equal(live, saved) for live, saved in shared):
-            for (live, _), former in zip(shared, before, strict=True):
-                _write(live, former)
+    def _find_shared(self) -> None:
+        self._ownership = self._find_ownership()
+        for live, saved in self._dicts.values():
+            kept = (("", each) for _, each in walk(live))
+            for mark, here in kept if saved is NOTHING else _meetings(saved, live):
+                key, layout = self._ownership.identity(here)
+                number = mark.removesuffix(layout)
+                self._saved_at.setdefault(key, set()).add(number if number.isdecimal() else object())
 
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
+        """Return the value that belongs at a place, as each of the places of a shared one has it."""
+        saved, mark = _opened(saved)
+        if mark in self._placed_as:
+            value = self._placed_as[mark]
+            if value is not live and _is_mutable(live) and may_fill and self._ownership.is_seen_beside(live):
+                self._say_replaced(
+                    way, "is an object of its own here and was one with another value when it was saved"
+                )
+            return value
+        value = self._placed_alone(saved, live, way, may_fill, mark)
+        if mark and mark != VIEW:
+            self._placed_as[mark] = value
+            number, at, _ = mark.partition("+")
+            memory = self._ownership.identity(value)[0] if at and value is live else object()
+            if at and self._memory.setdefault(number, memory) != memory:
+                self._said.append(
+                    f"{place(self._name, way)} shared memory with another value of a registered dict when it was saved, and does not "
+                    "here: training changes each on its own; make it a view again behind guard.restore()"
+                )
+        return value
+
+    def _placed_alone(self, saved: Any, live: Any, way: Way, may_fill: bool, mark: str) -> Any:
         """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
-        alone = id(live) in self._agreed or self._ownership.alone(live)
+        owner = self._ownership
+        alone = (
+            len(self._saved_at.get(owner.identity(live)[0], ())) < 2
+            and not owner.is_owned(live)
+            and not owner.is_view(live)
+        )
         # A list of a model's parameters means these; a `state_dict()` may have been replaced by copies of the best weights.
-        borrowed = self._ownership.is_owned(live) and not isinstance(live, torch.nn.Parameter)
-        fit = fit_of(saved, live, alone=alone, borrowed=borrowed)
+        stays = mark == VIEW or (owner.is_owned(live) and isinstance(live, torch.nn.Parameter))
+        fit = fit_of(saved, live, alone=alone, stays=stays)
         if fit is PlaceFit.KEEP:
             return live
         fills = fit is PlaceFit.FILL and may_fill
-        if fit is PlaceFit.REPLACE and may_fill and self._ownership.is_seen_beside(live):
-            self.said.append(
-                f"{place(self._name, way)} {_why(saved, live)}, so it cannot take its saved value, and another object is in its "
-                "place: if the script holds it elsewhere too, let it read the dict again after guard.restore()"
+        if (
+            fit is PlaceFit.REPLACE
+            and may_fill
+            and (owner.is_seen_beside(live) or (mark == VIEW and owner.is_view(live)))
+        ):
+            self._say_replaced(
+                way,
+                "is a view of memory that is not registered" if owner.is_view(live) else _why(saved, live),
             )
         if isinstance(saved, torch.Tensor):
             if fills:
-                self.said += unlike_layout(place(self._name, way), live, saved)
+                self._said += unlike_layout(place(self._name, way), live, saved)
                 _write(live, saved)
                 return live
             there = isinstance(live, torch.Tensor) and not live.is_meta
@@ -217,7 +236,7 @@ class Filling:
                 return objects.another(live, saved.kind, values)
             objects.fill(live, saved.kind, values)
             return live
-        saved = self._place_below(saved, live if type(live) is type(saved) else _NOTHING, way, may_fill)
+        saved = self._place_below(saved, live if type(live) is type(saved) else NOTHING, way, may_fill)
         if fills:
             _refill(live, saved)
             return live
@@ -227,50 +246,38 @@ class Filling:
 
     def _place_below(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return a saved container with each of its values in its place."""
-        if isinstance(saved, dict):
-            known = live if isinstance(live, dict) else {}
-            for key in [key for key, value in saved.items() if type(value) not in ATOMS or key in known]:
-                value, now = saved[key], known.get(key, _NOTHING)
-                if (lost := _without_place(value, now)) is None:
-                    saved[key] = self._placed(value, now, (*way, key), may_fill)
-                    if saved[key] is _NOTHING:
-                        del saved[key]
-                    continue
-                self.said.append(
+        in_dict = isinstance(saved, dict)
+
+        def put(key: Any, value: Any, here: Any) -> Any:
+            if in_dict and (lost := _without_place(value, here)) is not None:
+                self._said.append(
                     f"{place(self._name, (*way, key, *lost[0]))} was saved as a {lost[1]}, and no such object is there to take it: "
                     f"{place(self._name, (*way, key))} is not restored; put one there before guard.restore()"
                 )
-                if now is _NOTHING:
-                    del saved[key]
-                else:
-                    saved[key] = now
-        elif type(saved) in (list, tuple, deque):
-            here = live if type(live) is type(saved) else ()
-            placed = [
-                value
-                if type(value) in ATOMS
-                else self._placed(value, here[at] if at < len(here) else _NOTHING, (*way, at), may_fill)
-                for at, value in enumerate(saved)
-            ]
-            placed = [None if each is _NOTHING else each for each in placed]
-            if type(saved) is tuple:
-                return tuple(placed)
-            _refill(saved, placed)
-        return saved
+                return here
+            if type(value) in ATOMS and not in_dict:
+                return value
+            return self._placed(value, here, (*way, key), may_fill)
+
+        return placed(saved, live, put)
+
+    def _say_replaced(self, way: Way, why: str) -> None:
+        self._said.append(
+            f"{place(self._name, way)} {why}, so it cannot take its saved value, and another object is in its place: if the script "
+            "holds it elsewhere too, let it read the dict again after guard.restore()"
+        )
 
 
 def _without_place(saved: Any, live: Any) -> tuple[Way, str] | None:
     """Return the first saved object that no live one can take, with its keys and its class. Dicts say so for each of their keys."""
+    saved, _ = _opened(saved)
     if isinstance(saved, SavedObject):
-        if live is _NOTHING or not objects.fits(saved, live):
+        if live is NOTHING or not objects.fits(saved, live):
             return (), saved.cls
     elif type(saved) in (list, tuple, deque):
-        here = live if type(live) is type(saved) else ()
-        for at, value in enumerate(saved):
-            if type(value) not in ATOMS:
-                found = _without_place(value, here[at] if at < len(here) else _NOTHING)
-                if found is not None:
-                    return (at, *found[0]), found[1]
+        for at, value, here in pairs(saved, live if type(live) is type(saved) else NOTHING):
+            if type(value) not in ATOMS and (found := _without_place(value, here)) is not None:
+                return (at, *found[0]), found[1]
     return None
 
 

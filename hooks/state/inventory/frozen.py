@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +18,22 @@ from ....providers.errors import StateError
 from ...checkpoint.format.manifest import bounded
 from ...checkpoint.format.values.decoder import decode
 from ...checkpoint.format.values.encoder import FACTORIES, encode
+from ...checkpoint.format.values.meeting import NOTHING, placed
+from ...checkpoint.format.values.placeholders import SHARED, SavedObject
 from ...checkpoint.format.values.sameness import same
-from ...checkpoint.format.values.saved_object import SavedObject
 from ..device.events import unordered
 from ..memory_access import copyable, lack
 from ..sharding.dtensor import is_dtensor
-from .objects import saved_object
+from .objects import is_mutable, saved_object
+from .ownership import extent, is_array, is_whole, layouts
 from .walk import ATOMS, place, walk
 
 log = logging.getLogger("spotguard")
 
 _TEXTS = frozenset({str})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+#: The mark of a tensor or an array that is a part of other memory, which no registered dict has.
+VIEW = "view"
 
 
 class Forms:
@@ -37,17 +43,40 @@ class Forms:
         objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
     """
 
-    __slots__ = ("_known", "_proven", "devices", "objects", "seen")
+    __slots__ = ("_known", "_proven", "again", "copies", "devices", "memory", "objects", "seen", "views")
 
     def __init__(self, *, objects: bool = False) -> None:
         #: The devices of copied tensors; never the host.
         self.devices: set[torch.device] = set()
         self.objects = objects
         self.seen: set[Any] = set()
+        self.begin()
         #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
         self._proven = -1
         #: The classes of objects that a restore has met at `register`, or a boundary has named.
         self._known: set[str] = set()
+
+    def begin(self) -> None:
+        """Begin with the values of another boundary."""
+        #: The copies of mutable values, by the id of the value. Where a live object is filled, it matters which objects are one.
+        self.copies: dict[int, Any] = {}
+        #: The ids of values that were met again, and of tensors and arrays that are parts of other memory.
+        self.again: set[int] = set()
+        self.views: set[int] = set()
+        #: By the id of a tensor or an array: the address of its first element, and its strides.
+        self.memory: dict[int, tuple[int, Sequence[int]]] = {}
+
+    def keep(self, value: Any, copied: Any) -> None:
+        """Note the copy of a value that a restore may fill, or put at several places."""
+        if type(value) in _TENSORS and value.layout is torch.strided:
+            self.memory[id(value)] = value.data_ptr(), value.stride()
+        elif is_array(value):
+            self.memory[id(value)] = value.__array_interface__["data"][0], value.strides
+        elif type(value) is tuple or not is_mutable(value):
+            return
+        self.copies[id(value)] = copied
+        if id(value) in self.memory and not is_whole(value):
+            self.views.add(id(value))
 
     def tensor(self, value: torch.Tensor) -> None:
         """Note a tensor's form.
@@ -120,6 +149,21 @@ def freeze(value: Any, forms: Forms | None = None) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
+    if forms is None or not forms.objects:
+        return _copied(value, forms)
+    if id(value) in forms.copies:
+        forms.again.add(id(value))
+        return forms.copies[id(value)]
+    copied = _copied(value, forms)
+    if kind is list or kind is dict:
+        forms.copies[id(value)] = copied
+    else:
+        forms.keep(value, copied)
+    return copied
+
+
+def _copied(value: Any, forms: Forms | None) -> Any:
+    kind = type(value)
     # Most values are numbers in a list or a dict: a call for each of them would cost three times as much.
     if kind is dict:
         if forms is not None:
@@ -143,13 +187,56 @@ def freeze(value: Any, forms: Forms | None = None) -> Any:
     if forms is not None:
         if forms.objects and (found := saved_object(value)) is not None:
             forms.seen.add((found.kind, found.cls))
-            return SavedObject(found.kind, found.cls, freeze(found.value, forms))
+            return SavedObject(found.kind, found.cls, _copied_fields(found, forms))
         forms.seen.add((kind, getattr(value, "dtype", None)))
     try:
         copied = copy.deepcopy(value)
         return copied if type(copied) is kind else value  # its `__reduce__` may make any other object of it
     except Exception:  # noqa: BLE001 - any code may run here, and pickle raises errors of every kind
         return value
+
+
+def _copied_fields(found: SavedObject, forms: Forms) -> Any:
+    """Return a copy of the values in an object. The dicts and the tuple that list them are not the script's."""
+    if found.kind == "mapping":
+        return tuple([_copied(each, forms) for each in found.value])
+    return _copied(found.value, forms) if found.kind in ("dataclass", "namedtuple") else freeze(found.value)
+
+
+def marks(parts: Iterable[Forms]) -> dict[int, str]:
+    """Return, by the id of its copy, the mark of each value that is at several places, or shares memory with another one.
+
+    The marks of two values begin with one number if they are one object, or share memory. The rest says how each lies there.
+    """
+    parts = [*parts]
+    places = Counter(key for forms in parts for key in (*forms.copies, *forms.again))
+    extents = {k: extent(forms.copies[k], *at) for forms in parts for k, at in forms.memory.items()}
+    lie = layouts({key: each for key, each in extents.items() if each is not None})
+    members = Counter(run for run, _ in lie.values())
+    numbers: dict[Hashable, int] = {}
+    found: dict[int, str] = {}
+    for forms in parts:
+        for key, copied in forms.copies.items():
+            run, layout = lie.get(key, (-1, ""))
+            if places[key] > 1 or members[run] > 1:
+                number = numbers.setdefault(key if run < 0 else ("run", run), len(numbers))
+                found[id(copied)] = f"{number}{layout}"
+            elif key in forms.views:
+                found[id(copied)] = VIEW
+    return found
+
+
+def marked(value: Any, found: Mapping[int, str]) -> Any:
+    """Return a copied tree with the marks of its values."""
+    if not found or type(value) in ATOMS:
+        return value
+    if isinstance(value, SavedObject):
+        made: Any = SavedObject(value.kind, value.cls, marked(value.value, found))
+    elif isinstance(value, (dict, list, tuple, deque)):
+        made = placed(copy.copy(value), NOTHING, lambda key, each, live: marked(each, found))
+    else:
+        made = value
+    return SavedObject(SHARED, found[id(value)], made) if id(value) in found else made
 
 
 def _copy(value: torch.Tensor, forms: Forms | None) -> torch.Tensor:
@@ -168,11 +255,13 @@ def _copy(value: torch.Tensor, forms: Forms | None) -> torch.Tensor:
 
 def freeze_of(name: str, value: Any, forms: Forms) -> Any:
     """Do the work of `freeze` for a registered value, whose name is in errors, and check its new forms."""
+    forms.begin()
     try:
         frozen = freeze(value, forms)
     except StateError as error:
         raise StateError(f"{name} holds {error}") from error
     except RecursionError:  # deeper than any savable value, or a circle: no copy, as above
+        forms.begin()
         forms.seen.add(RecursionError)
         frozen = value
     forms.check(name, frozen)

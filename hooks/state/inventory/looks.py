@@ -11,7 +11,7 @@ import torch
 from ...checkpoint.format.boxes import order_of
 from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.crc import crc32
-from ...checkpoint.format.values.unsaved_value import UnsavedValue
+from ...checkpoint.format.values.placeholders import SHARED, SavedObject, UnsavedValue
 from ..memory_access import copyable
 from .ownership import is_array
 from .walk import Way, children
@@ -33,7 +33,7 @@ def looks(value: Any, *, classes: bool = True) -> Looks:
 
 
 def _looks(value: Any, way: Way, classes: bool) -> Iterator[tuple[Way, Any]]:
-    yield way, _look(value, classes)
+    yield way, UnsavedValue if way and type(way[-1]) is UnsavedValue else _look(value, classes)
     if isinstance(value, (set, frozenset)):
         return  # two equal sets may list their elements in two orders
     for key, each in children(value):
@@ -41,7 +41,9 @@ def _looks(value: Any, way: Way, classes: bool) -> Iterator[tuple[Way, Any]]:
 
 
 def _look(value: Any, classes: bool) -> Any:
-    if isinstance(value, UnsavedValue):
+    if isinstance(value, SavedObject) and value.kind == SHARED:
+        return _look(value.value, classes)
+    if isinstance(value, UnsavedValue) or (isinstance(value, set) and UnsavedValue in {*map(type, value)}):
         return UnsavedValue
     if isinstance(value, torch.Tensor):
         order = tuple(order_of(value.shape, value.stride()) or ())
@@ -75,7 +77,11 @@ def is_as_read(entry: MergedTensor, live: torch.Tensor) -> bool:
 
 def differing(one: Looks, other: Looks) -> Iterator[Way]:
     """Yield the keys at which two values differ, the outer ones first, but not where no save could hold the first one's."""
-    unsaved = [way for way, look in one.items() if look is UnsavedValue]
+    unsaved = {way for way, look in one.items() if look is UnsavedValue}
+    # Where a key was left out, the live dict has one more.
+    lost = {way[:-1] for way in one if way and type(way[-1]) is UnsavedValue}
     for way in [*one, *(way for way in other if way not in one)]:
-        if one.get(way, ...) != other.get(way, ...) and not any(way[: len(each)] == each for each in unsaved):
-            yield way
+        if one.get(way, ...) != other.get(way, ...):
+            around = {way[:size] for size in range(len(way) + 1)}
+            if not around & unsaved and not (way not in one and around & lost):
+                yield way

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...checkpoint.format.values.saved_object import SavedObject
+from ...checkpoint.format.values.placeholders import SavedObject
 
 #: Dicts that typed JSON has a form for.
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
@@ -115,8 +115,10 @@ def fits(saved: SavedObject, live: Any) -> bool:
 
 
 def is_mutable(live: Any) -> bool:
-    """Return whether an object takes new values itself. Any other one gives its place to another of its class."""
-    if isinstance(live, (enum.Enum, tuple)):
+    """Return whether a value takes new values itself. Any other one gives its place to another."""
+    if isinstance(live, (dict, list, deque, set, bytearray)):
+        return True
+    if isinstance(live, (enum.Enum, tuple)) or saved_object(live) is None:
         return False
     parameters = getattr(live, "__dataclass_params__", None)
     return parameters is None or not parameters.frozen
@@ -128,7 +130,7 @@ def another(live: Any, kind: str, value: Any) -> Any:
         return type(live)[value]
     if kind == "namedtuple":
         return tuple.__new__(type(live), value)
-    made = copy.copy(live)
+    made = copy.deepcopy(live) if kind == "generator" else copy.copy(live)
     fill(made, kind, value)
     return made
 

@@ -14,7 +14,7 @@ from ...checkpoint.format.crc import combine
 from ..memory_access import unreadable
 from ..sharding.dtensor import is_dtensor, local
 from .looks import is_as_read
-from .ownership import extent
+from .ownership import extent, runs
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
@@ -95,17 +95,8 @@ def check_overlaps(overlapping: Sequence[FilledTensor]) -> None:
 
 def _overlapping(distinct: Sequence[FilledTensor]) -> list[FilledTensor]:
     """Return the tensors whose bytes may be those of another one too."""
-    spans = [(*span, each) for each in distinct if (span := extent(each.live)) is not None]
-    spans.sort(key=lambda span: span[:2])
-    found: dict[int, FilledTensor] = {}
-    farthest = spans[:1]
-    for device, start, end, behind in spans[1:]:
-        other_device, _, reached, before = farthest[0]
-        if device == other_device and start < reached:
-            found |= {id(before.live): before, id(behind.live): behind}
-        if device != other_device or end > reached:
-            farthest = [(device, start, end, behind)]
-    return [*found.values()]
+    spans = ((span, each) for each in distinct if (span := extent(each.live)) is not None)
+    return [each for run in runs(spans) if len(run) > 1 for _, each in run]
 
 
 def _may_change(tensor: torch.Tensor) -> bool:

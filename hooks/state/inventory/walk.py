@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...checkpoint.format.values.encoder import short
-from ...checkpoint.format.values.saved_object import SavedObject
+from ...checkpoint.format.values.placeholders import SavedObject
 from .objects import saved_object
 
 #: Values that nothing can change, and that hold nothing.

@@ -18,7 +18,7 @@ from ..inventory.looks import Looks, differing, is_as_read, looks
 from ..inventory.walk import place, tensors_in
 from ..parts.loaders.part import is_position
 from ..parts.rng import RngPart
-from ..parts.values import InPlace, Part, StatefulPart
+from ..parts.values import DictPart, InPlace, Part, StatefulPart
 from ..sharding.dtensor import is_dtensor, local
 from ..state_tensor import StateTensor
 
@@ -67,6 +67,9 @@ class LoadedOtherwise:
         rng.at_boundary()
         generators = rng.tree()
         self._ask(rng)
+        for part in parts:
+            if isinstance(part, DictPart):
+                part.at_boundary()  # together they show which of their values are one object
         for part in parts:
             if part is not rng and part.name in self._saved:
                 try:

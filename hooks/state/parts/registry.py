@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from ....providers.errors import StateError
 from ...checkpoint.format.values.state_check import RNG
 from ..inventory.inner_tensors import outlined
-from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
@@ -112,14 +111,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             else:
                 boundary_only = f"torch's hooks do not reach {name} ({type(value).__name__})"
     read = [part for part in parts if isinstance(part, OptimizerPart)]
-    dicts = {part.name: part for part in parts if isinstance(part, DictPart)}
-
-    def ownership() -> Ownership:
-        others = {name: value for name, value in values.items() if name not in dicts}
-        return Ownership(_used(others), [values[name] for name in dicts])
-
-    for notes in dicts.values():
-        notes.ownership = ownership
+    dicts = [part for part in parts if isinstance(part, DictPart)]
+    for notes in dicts:
+        notes.dicts, notes.others = dicts, lambda: _used(values.values())
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)
@@ -156,11 +150,11 @@ def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator
         yield from tensors_in(outlined([*optimizer.state.values()]))
 
 
-def _used(values: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def _used(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors whose memory registered modules, optimizers and tensors use, saved or not. Other objects are not asked: they
     may draw from a generator that has just been restored.
     """
-    for value in values.values():
+    for value in values:
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
             kept = (each for module in value.modules() for each in vars(module).values())

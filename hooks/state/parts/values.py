@@ -12,7 +12,7 @@ The saved form of a value is a *tree* (`sharding.saved_trees`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -20,9 +20,11 @@ import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.dtypes import dtype_name
+from ...checkpoint.format.values.meeting import NOTHING
+from ...checkpoint.format.values.placeholders import SHARED, SavedObject
 from ..device.events import unordered
 from ..inventory.fit import Filling
-from ..inventory.frozen import Forms, freeze, freeze_of
+from ..inventory.frozen import Forms, freeze, freeze_of, marked, marks
 from ..inventory.layout import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
@@ -42,6 +44,7 @@ REFUSALS = (
     RuntimeError,
     AssertionError,
     ArithmeticError,
+    BufferError,
 )
 
 
@@ -209,25 +212,55 @@ class DictPart(CopiedValue):
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         super().__init__(name, objects=True)
         self._value = value
-        #: Returns the owners of memory in registered dicts, as they are now. The registry sets it.
-        self.ownership: Callable[[], Ownership] = lambda: Ownership((), [value])
+        #: What fills this dict together with the others of one restore.
+        self._filling: Filling | None = None
+        #: All registered dicts, which may hold one object at several places, and the tensors of all other values. The registry sets both.
+        self.dicts: Sequence[DictPart] = (self,)
+        self.others: Callable[[], Iterable[torch.Tensor]] = tuple
 
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self._value, self.forms)
 
+    def tree(self) -> Any:
+        return marked(self._frozen, marks(part.forms for part in self.dicts))
+
+    def copied(self) -> Any:
+        return None if super().copied() is None else (self.tree(),)
+
+    def as_of(self, copied: Any) -> Self:
+        earlier = super().as_of(copied)
+        earlier.dicts = ()  # the copies have their marks
+        return earlier
+
     def targets(self, tree: Any) -> None:
+        if isinstance(tree, SavedObject) and tree.kind == SHARED:
+            tree = tree.value
         if not isinstance(tree, dict):
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:
+        filling = self._filling or self.filling({self.name: tree})
+        self._filling = None
         try:
-            filling = Filling(self.name, self.ownership())
-            filling.fill(self._value, tree)
+            self.said = filling.fill(self.name)
         except REFUSALS as error:
             raise StateError(
                 f"{self.name}: a value in it refuses its saved state ({error_text(error)}); restore with the versions that saved it"
             ) from error
-        self.said = filling.said
+
+    def begin(self, trees: Mapping[str, Any]) -> None:
+        """Prepare all registered dicts for `put_back`, which gives them what they share together.
+
+        Args:
+            trees: the trees of one restore, by registered name.
+        """
+        filling = self.filling(trees)
+        for part in self.dicts:
+            part._filling = filling
+
+    def filling(self, trees: Mapping[str, Any]) -> Filling:
+        dicts = {part.name: (part._value, trees.get(part.name, NOTHING)) for part in self.dicts}
+        return Filling(dicts, lambda: Ownership(self.others(), [live for live, _ in dicts.values()]))
 
 
 class TensorPart:

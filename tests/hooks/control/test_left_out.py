@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
@@ -200,3 +201,34 @@ def test_a_key_and_an_element_that_no_save_can_hold_are_left_out_by_name() -> No
     assert again.values["notes"]["keys"] == {(1, 2): 2}
     assert again.values["notes"]["set"] == {3}
     assert "lock" not in again.values["notes"]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda pairs: defaultdict(int, pairs)])
+def test_a_key_and_an_element_that_no_save_can_hold_stay_where_a_run_goes_back(
+    kind: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, job = FakeStore(), noted()
+    keys, elements, lock = (
+        kind([("a", 1), (PATH, [2]), ((PATH, 1), 3), ("b", 4)]),
+        {PATH, 3},
+        threading.Lock(),
+    )
+    with guarded(store, job.values) as guard:
+        guard.restore()
+        job.values["notes"] |= {"keys": keys, "set": elements, "lock": lock}
+        job.values["counter"].where = {PATH: 5, "n": 6}
+        step_on(guard, job, 0)
+        guard.save()
+        caplog.clear()
+        keys["a"], keys["new"] = 0, 0
+        elements.clear()
+        elements |= {PATH, 4}
+        job.values["counter"].where["n"] = 0
+        step_on(guard, job, 1)
+        assert guard.restore() == 1
+        warned = [each.getMessage() for each in caplog.records if each.levelno >= 30]
+    assert [*keys.items()] == [("a", 1), (PATH, [2]), ((PATH, 1), 3), ("b", 4)]
+    assert elements == {PATH, 3}
+    assert job.values["notes"]["lock"] is lock
+    assert job.values["counter"].where == {PATH: 5, "n": 6}
+    assert [line.rpartition("[")[2] for line in warned] == ["SG608]"]

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .....providers.errors import CheckpointError, StateError
 from .encoder import FACTORIES, MAX_DEPTH
 from .foreign_readers import FOREIGN_READERS, Malformed, TensorOutline, exactly, int64, unbase64
-from .saved_object import KINDS, SavedObject
-from .unsaved_value import UnsavedValue
+from .placeholders import KINDS, SavedObject, UnsavedValue
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....providers.errors import StateError
 from .foreign import encode_foreign
-from .saved_object import SavedObject
+from .placeholders import SavedObject
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     kind = type(value)
     if advice is _ADVICE and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict"):
         advice = "register it by itself, under a name of its own"
-    name = _type_name(kind)
+    name = type_name(kind)
     article = "an" if name[:1].lower() in "aeiou" else "a"
     base = next((each for each in kind.__mro__[1:-1] if each in _CONTAINERS or each in _SINGLE), None)
     base = base or next((each for each in kind.__mro__[1:-1] if each in (int, float, str)), None)
@@ -91,8 +91,17 @@ def refusal(value: Any, path: str, advice: str = _ADVICE) -> StateError:
     )
 
 
-def _type_name(kind: type) -> str:
+def type_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def unsaved(kind: type) -> Any:
+    """Return the JSON that stands for a value that is left out."""
+    return {"$": "unsaved", "type": type_name(kind)}
+
+
+def _is_unsaved(key: Any) -> bool:
+    return type(key) is dict and key["$"] == "unsaved"
 
 
 class Encoder:
@@ -115,8 +124,8 @@ class Encoder:
         try:
             return self._whole(value, path)
         except StateError:
-            self._left_out.append(f"{path}: {_type_name(kind)}")
-            return {"$": "unsaved", "type": _type_name(kind)}
+            self._left_out.append(f"{path}: {type_name(kind)}")
+            return unsaved(kind)
 
     def _whole(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -148,27 +157,24 @@ class Encoder:
         return [self.encode(value, f"{path}[{index}]") for index, value in enumerate(values)]
 
     def pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
+        keys = [self.key(bare, f"{path} key {short(bare)}") for bare in values]
         return [
-            [key, self.encode(value, f"{path}[{short(bare)}]")]
-            for bare, value in values.items()
-            for key in self.keys([bare], lambda bare: f"{path} key {short(bare)}")
+            [key, None if _is_unsaved(key) else self.encode(value, f"{path}[{short(bare)}]")]
+            for key, (bare, value) in zip(keys, values.items(), strict=True)
         ]
 
-    def keys(self, values: Iterable[Any], path: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield keys of a dict, or elements of a set, which nothing can stand for: one that is left out is not there."""
-        left_out = self._left_out
-        for value in values:
-            self._left_out = None
-            try:
-                encoded = self.encode(value, path(value))
-            except StateError:
-                if left_out is None:
-                    raise
-                left_out.append(f"{path(value)}: {_type_name(type(value))}")
-                continue
-            finally:
-                self._left_out = left_out
-            yield encoded
+    def key(self, value: Any, path: str) -> Any:
+        """Return a key of a dict, or an element of a set, as JSON. It is left out as a whole."""
+        left_out, self._left_out = self._left_out, None
+        try:
+            return self.encode(value, path)
+        except StateError:
+            if left_out is None:
+                raise
+            left_out.append(f"{path}: {type_name(type(value))}")
+            return unsaved(type(value))
+        finally:
+            self._left_out = left_out
 
 
 def _scalar(value: Any, kind: type) -> Any:
@@ -191,7 +197,7 @@ def _dict(encoder: Encoder, value: dict[Any, Any], path: str) -> Any:
 
 def _set(encoder: Encoder, value: Iterable[Any], path: str) -> list[Any]:
     # Sorted as text: equal sets give equal bytes under every hash seed.
-    return sorted(encoder.keys(value, lambda each: f"{path} element {short(each)}"), key=json.dumps)
+    return sorted((encoder.key(each, f"{path} element {short(each)}") for each in value), key=json.dumps)
 
 
 def _defaultdict(encoder: Encoder, value: defaultdict[Any, Any], path: str) -> Any:

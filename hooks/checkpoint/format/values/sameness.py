@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 from .encoder import short
-from .saved_object import SavedObject
+from .placeholders import SavedObject
 
 _SEQUENCES = (list, tuple, deque)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from .....providers.errors import StateError
 from ....checkpoint.format.values.encoder import short
+from ....checkpoint.format.values.placeholders import SavedObject
 from ....checkpoint.format.values.sameness import same
-from ....checkpoint.format.values.saved_object import SavedObject
 from ...inventory import objects
 from ...inventory.frozen import Forms, freeze
 from ..values import REFUSALS, copy_into, error_text

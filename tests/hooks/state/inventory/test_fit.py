@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from spotguard.hooks.checkpoint.format.values.decoder import decode
+from spotguard.hooks.checkpoint.format.values.meeting import with_live
 from spotguard.hooks.checkpoint.format.values.sameness import same
-from spotguard.hooks.checkpoint.format.values.unsaved_value import with_live
 from spotguard.hooks.state.inventory.frozen import Forms, freeze, prove
-from spotguard.hooks.state.inventory.ownership import Ownership
 from spotguard.hooks.state.parts.values import DictPart
 from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.training import guarded
@@ -41,15 +40,20 @@ def frozen(value: Any) -> Any:
     return freeze(value, Forms(objects=True))
 
 
+def tree_of(notes: dict[Any, Any]) -> Any:
+    """Return the tree of a dict, read back as from a checkpoint."""
+    part = DictPart("notes", notes)
+    part.at_boundary()
+    return prove("notes", part.tree())
+
+
 def restored(live: dict[Any, Any], saved: dict[Any, Any], others: Iterable[Any] = ()) -> list[str]:
     """Put a saved dict back into a live one; return what is said about it."""
     part = DictPart("notes", live)
-    part.ownership = lambda: Ownership(others, [live])
-    tree = prove("notes", frozen(saved))
-    want = copy.deepcopy(tree)
-    part.put_back(tree)
+    part.others = lambda: others
+    part.put_back(tree_of(saved))
     if not part.said:
-        assert same(frozen(live), want) == ""
+        assert same(tree_of(live), tree_of(saved)) == ""
     return part.said
 
 
@@ -227,12 +231,13 @@ def test_one_object_at_several_places_stays_one_if_the_saved_values_agree(one: A
 
 
 def test_a_tensor_of_two_dicts_is_written_for_neither() -> None:
-    one = torch.zeros(2)
-    dicts = [{"x": one}, {"x": one}]
-    for number, notes in enumerate(dicts):
-        part = DictPart("notes", notes)
-        part.ownership = lambda: Ownership((), dicts)
-        part.put_back({"x": torch.full((2,), number + 1.0)})
+    dicts = [{"x": torch.zeros(2)}]
+    dicts.append({"x": dicts[0]["x"]})
+    parts = [DictPart(name, notes) for name, notes in zip("ab", dicts, strict=True)]
+    for part in parts:
+        part.dicts = parts
+    filling = parts[0].filling({name: {"x": torch.full((2,), n)} for name, n in (("a", 1.0), ("b", 2.0))})
+    assert [filling.fill(name) for name in "ab"] == [[], []]
     assert [notes["x"].tolist() for notes in dicts] == [[1, 1], [2, 2]]
 
 
@@ -380,3 +385,132 @@ def test_a_dict_begun_with_the_weights_does_not_overwrite_them() -> None:
                 weight = registered["model"].weight.tolist()
     assert registered["model"].weight.tolist() == weight
     assert registered["notes"]["start"]["weight"].tolist() == [[7, 7], [7, 7]]
+
+
+def joined(notes: dict[str, dict[str, Any]], saved: dict[str, dict[str, Any]]) -> list[str]:
+    """Put saved dicts back into live ones, all of one script; return what is said."""
+    trees = {}
+    for each in (saved, notes):
+        parts = [DictPart(name, value) for name, value in each.items()]
+        for part in parts:
+            part.dicts = parts
+            part.at_boundary()
+        trees = trees or {part.name: prove(part.name, part.tree()) for part in parts}
+    parts[0].begin(trees)
+    for part in parts:
+        part.put_back(trees[part.name])
+    return [line for part in parts for line in part.said]
+
+
+SHARED_VALUES: list[Callable[[], Any]] = [
+    lambda: torch.zeros(3),
+    lambda: np.zeros(2),
+    lambda: [0],
+    lambda: {"n": 0},
+    lambda: deque([1], maxlen=3),
+    lambda: {1},
+    lambda: bytearray(b"ab"),
+    lambda: Best(1.0, []),
+    lambda: Attributes(a=1),
+    lambda: random.Random(0),
+]
+
+
+@pytest.mark.parametrize("make", SHARED_VALUES)
+@pytest.mark.parametrize("across", [False, True], ids=["one dict", "two dicts"])
+@pytest.mark.parametrize("one_here", [False, True])
+@pytest.mark.parametrize("one_saved", [False, True])
+def test_values_are_one_object_if_they_were_one_when_they_were_saved(
+    make: Callable[[], Any], across: bool, one_here: bool, one_saved: bool
+) -> None:
+    """Their values agree in all four cases."""
+
+    def dicts(one: bool) -> dict[str, dict[str, Any]]:
+        first = make()
+        second = {"y": [first if one else make()]}
+        return {"a": {"x": first}, "b": second} if across else {"a": {"x": first, **second}}
+
+    here, saved = dicts(one_here), dicts(one_saved)
+    assert joined(here, saved) == []
+    assert ({**here["a"], **here.get("b", {})}["y"][0] is here["a"]["x"]) == one_saved
+
+
+def test_an_object_that_gives_its_place_to_a_shared_one_is_said_if_the_script_holds_it() -> None:
+    one, held = [1], [1]
+    notes: dict[str, Any] = {"x": [1], "y": held}
+    (said,) = restored(notes, {"x": one, "y": one})
+    assert said.startswith(
+        "notes.y is an object of its own here and was one with another value when it was saved"
+    )
+    assert notes["x"] is notes["y"] is not held
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (data := torch.arange(6.0), data[:2]),
+        lambda: (data := np.arange(6.0), data[2:5]),
+        lambda: (data := torch.ones(3, 2), data[1]),
+        lambda: (data := bytearray(16), np.frombuffer(data, "f8")[1:]),
+        lambda: (data := nn.Embedding(3, 2), data.weight.data[1]),
+    ],
+)
+def test_memory_that_nobody_registered_is_not_written(make: Callable[[], Any]) -> None:
+    """A script begins with a view of its data, and has a value of its own when it is saved."""
+    data, view = make()
+    before, notes = copy.deepcopy(data), {"x": view}
+    del view
+    value = notes["x"] + 1
+    assert restored(notes, {"x": value}) == []
+    assert repr(getattr(data, "weight", data)) == repr(getattr(before, "weight", before))
+    assert same(notes["x"], value) == ""
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (data := torch.arange(6.0), data[:2]), lambda: (data := np.arange(6.0), data[2:5])]
+)
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_view_of_memory_that_is_not_registered_is_said_unless_its_bytes_are_the_saved_ones(
+    make: Callable[[], Any], equal: bool
+) -> None:
+    here, saved = make(), make()
+    if not equal:
+        saved[0][:] += 1
+    notes = {"x": here[1]}
+    here = here[:1]
+    said = restored(notes, {"x": saved[1]})
+    if equal:
+        assert said == []
+        here[0][:] += 1
+        assert (notes["x"] == saved[1] + 1).all()
+    else:
+        assert [line[:22] for line in said] == ["notes.x is a view of m"]
+        assert (here[0] == make()[0]).all()
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(3, 2).unbind(), lambda: (*np.zeros((3, 2)),)])
+def test_rows_of_memory_that_nothing_else_uses_are_filled(make: Callable[[], Any]) -> None:
+    notes, saved = {"x": deque(make())}, {"x": deque(make())}
+    held = [*notes["x"]]
+    for number, row in enumerate(saved["x"]):
+        row += number
+    assert restored(notes, saved) == []
+    assert all(one is other for one, other in zip(notes["x"], held, strict=True))
+    assert [row.tolist() for row in held] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_view_that_was_one_of_a_registered_tensor_is_said_if_it_is_none_here() -> None:
+    base = torch.arange(4.0)
+    notes = {"a": torch.zeros(4), "b": torch.zeros(2)}
+    (said,) = restored(notes, {"a": base, "b": base[:2]})
+    assert said.startswith("notes.b shared memory with another value of a registered dict when it was saved")
+    assert [each.tolist() for each in notes.values()] == [[0, 1, 2, 3], [0, 1]]
+
+
+def test_views_that_agree_by_chance_become_two_as_saved() -> None:
+    base = torch.zeros(4)
+    notes = {"a": base[:3], "b": base[1:]}
+    del base
+    restored(notes, {"a": torch.zeros(3), "b": torch.zeros(3)})
+    notes["a"] += 1
+    assert notes["b"].tolist() == [0, 0, 0]
