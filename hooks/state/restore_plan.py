@@ -16,7 +16,7 @@ from ..checkpoint.format.dtypes import torch_dtype
 from ..checkpoint.format.manifest import private_name
 from ..checkpoint.format.values.decoder import decode
 from ..checkpoint.format.values.meeting import with_live
-from .inventory.layout import memory_like
+from .inventory.looks import memory_like
 from .inventory.ties import FilledTensor, check_overlaps, check_ties, content
 from .inventory.walk import tensors_in
 from .memory_access import expanded

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ...checkpoint.format.values.meeting import NOTHING, pairs, placed
-from ...checkpoint.format.values.placeholders import SHARED, SavedObject, UnsavedValue
+from ...checkpoint.format.values.placeholders import SavedObject, UnsavedValue, opened
 from ..memory_access import copyable, expanded, unreadable
+from ..sharding.fingerprint import crc_of
 from . import objects
 from .frozen import VIEW
-from .layout import unlike_layout
-from .looks import crc_of
+from .looks import unlike_layout
 from .ownership import Ownership, is_array
 from .walk import ATOMS, Way, place, walk
 
@@ -87,16 +87,9 @@ def _write(live: Any, saved: Any) -> None:
         live[...] = saved
 
 
-def _opened(saved: Any) -> tuple[Any, str]:
-    """Return a saved value and its mark, "" if it has none."""
-    if isinstance(saved, SavedObject) and saved.kind == SHARED:
-        return saved.value, saved.cls
-    return saved, ""
-
-
 def _meetings(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
     """Yield the mark of each saved value with the live one at its place, where there is one."""
-    saved, mark = _opened(saved)
+    saved, mark = opened(saved)
     yield mark, live
     if isinstance(saved, SavedObject) and objects.fits(saved, live):
         saved, live = saved.value, getattr(objects.saved_object(live), "value", None)
@@ -156,7 +149,7 @@ class Filling:
         self._name = name
         self._said: list[str] = []
         live, saved = self._dicts[name]
-        saved, mark = _opened(saved)
+        saved, mark = opened(saved)
         if mark:
             self._placed_as[mark] = live
         _refill(live, self._place_below(saved, live, (), True))
@@ -173,7 +166,7 @@ class Filling:
 
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return the value that belongs at a place, as each of the places of a shared one has it."""
-        saved, mark = _opened(saved)
+        saved, mark = opened(saved)
         if mark in self._placed_as:
             value = self._placed_as[mark]
             if value is not live and _is_mutable(live) and may_fill and self._ownership.is_seen_beside(live):
@@ -270,7 +263,7 @@ class Filling:
 
 def _without_place(saved: Any, live: Any) -> tuple[Way, str] | None:
     """Return the first saved object that no live one can take, with its keys and its class. Dicts say so for each of their keys."""
-    saved, _ = _opened(saved)
+    saved, _ = opened(saved)
     if isinstance(saved, SavedObject):
         if live is NOTHING or not objects.fits(saved, live):
             return (), saved.cls

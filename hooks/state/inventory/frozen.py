@@ -36,30 +36,14 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 VIEW = "view"
 
 
-class Forms:
-    """The forms that the values of one part have had.
+class Copies:
+    """The copies of one boundary, as far as a restore may fill their values, or put them at several places."""
 
-    Args:
-        objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
-    """
+    __slots__ = ("again", "memory", "of", "views")
 
-    __slots__ = ("_known", "_proven", "again", "copies", "devices", "memory", "objects", "seen", "views")
-
-    def __init__(self, *, objects: bool = False) -> None:
-        #: The devices of copied tensors; never the host.
-        self.devices: set[torch.device] = set()
-        self.objects = objects
-        self.seen: set[Any] = set()
-        self.begin()
-        #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
-        self._proven = -1
-        #: The classes of objects that a restore has met at `register`, or a boundary has named.
-        self._known: set[str] = set()
-
-    def begin(self) -> None:
-        """Begin with the values of another boundary."""
-        #: The copies of mutable values, by the id of the value. Where a live object is filled, it matters which objects are one.
-        self.copies: dict[int, Any] = {}
+    def __init__(self) -> None:
+        #: The copies, by the ids of the values.
+        self.of: dict[int, Any] = {}
         #: The ids of values that were met again, and of tensors and arrays that are parts of other memory.
         self.again: set[int] = set()
         self.views: set[int] = set()
@@ -67,16 +51,38 @@ class Forms:
         self.memory: dict[int, tuple[int, Sequence[int]]] = {}
 
     def keep(self, value: Any, copied: Any) -> None:
-        """Note the copy of a value that a restore may fill, or put at several places."""
+        """Note the copy of a value."""
         if type(value) in _TENSORS and value.layout is torch.strided:
             self.memory[id(value)] = value.data_ptr(), value.stride()
         elif is_array(value):
             self.memory[id(value)] = value.__array_interface__["data"][0], value.strides
         elif type(value) is tuple or not is_mutable(value):
             return
-        self.copies[id(value)] = copied
+        self.of[id(value)] = copied
         if id(value) in self.memory and not is_whole(value):
             self.views.add(id(value))
+
+
+class Forms:
+    """The forms that the values of one part have had.
+
+    Args:
+        objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
+    """
+
+    __slots__ = ("_known", "_proven", "copies", "devices", "objects", "seen")
+
+    def __init__(self, *, objects: bool = False) -> None:
+        #: The devices of copied tensors; never the host.
+        self.devices: set[torch.device] = set()
+        self.objects = objects
+        self.seen: set[Any] = set()
+        #: The copies of this boundary; None unless it matters which of the values are one object.
+        self.copies: Copies | None = None
+        #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
+        self._proven = -1
+        #: The classes of objects that a restore has met at `register`, or a boundary has named.
+        self._known: set[str] = set()
 
     def tensor(self, value: torch.Tensor) -> None:
         """Note a tensor's form.
@@ -149,16 +155,16 @@ def freeze(value: Any, forms: Forms | None = None) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
-    if forms is None or not forms.objects:
+    if forms is None or (copies := forms.copies) is None:
         return _copied(value, forms)
-    if id(value) in forms.copies:
-        forms.again.add(id(value))
-        return forms.copies[id(value)]
+    if id(value) in copies.of:
+        copies.again.add(id(value))
+        return copies.of[id(value)]
     copied = _copied(value, forms)
     if kind is list or kind is dict:
-        forms.copies[id(value)] = copied
+        copies.of[id(value)] = copied
     else:
-        forms.keep(value, copied)
+        copies.keep(value, copied)
     return copied
 
 
@@ -208,20 +214,20 @@ def marks(parts: Iterable[Forms]) -> dict[int, str]:
 
     The marks of two values begin with one number if they are one object, or share memory. The rest says how each lies there.
     """
-    parts = [*parts]
-    places = Counter(key for forms in parts for key in (*forms.copies, *forms.again))
-    extents = {k: extent(forms.copies[k], *at) for forms in parts for k, at in forms.memory.items()}
+    all_copies = [forms.copies for forms in parts if forms.copies is not None]
+    places = Counter(key for each in all_copies for key in (*each.of, *each.again))
+    extents = {key: extent(each.of[key], *at) for each in all_copies for key, at in each.memory.items()}
     lie = layouts({key: each for key, each in extents.items() if each is not None})
     members = Counter(run for run, _ in lie.values())
     numbers: dict[Hashable, int] = {}
     found: dict[int, str] = {}
-    for forms in parts:
-        for key, copied in forms.copies.items():
+    for copies in all_copies:
+        for key, copied in copies.of.items():
             run, layout = lie.get(key, (-1, ""))
             if places[key] > 1 or members[run] > 1:
                 number = numbers.setdefault(key if run < 0 else ("run", run), len(numbers))
                 found[id(copied)] = f"{number}{layout}"
-            elif key in forms.views:
+            elif key in copies.views:
                 found[id(copied)] = VIEW
     return found
 
@@ -255,13 +261,13 @@ def _copy(value: torch.Tensor, forms: Forms | None) -> torch.Tensor:
 
 def freeze_of(name: str, value: Any, forms: Forms) -> Any:
     """Do the work of `freeze` for a registered value, whose name is in errors, and check its new forms."""
-    forms.begin()
+    forms.copies = Copies() if forms.objects else None
     try:
         frozen = freeze(value, forms)
     except StateError as error:
         raise StateError(f"{name} holds {error}") from error
     except RecursionError:  # deeper than any savable value, or a circle: no copy, as above
-        forms.begin()
+        forms.copies = None
         forms.seen.add(RecursionError)
         frozen = value
     forms.check(name, frozen)

@@ -12,13 +12,14 @@ nothing: a checkpoint cannot run code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from ....providers.errors import CheckpointError, StateError
 from ..sharding.dtensor import is_dtensor
+from .walk import walk
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 #: The key that tells an outline from a dict of the optimizer's own.
@@ -80,10 +81,15 @@ def outlined(value: Any) -> Any:
     """Return a tree in which an outline stands for each tensor with inner tensors."""
     if isinstance(value, torch.Tensor):
         return _outline(value) if inner(value) else value
+    return _with_each(value, outlined)
+
+
+def _with_each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container like this one with each value changed; any other value as it is."""
     kind = type(value)
     if kind is dict:
-        return {key: outlined(each) for key, each in value.items()}
-    return kind([outlined(each) for each in value]) if kind in (list, tuple) else value
+        return {key: change(each) for key, each in value.items()}
+    return kind([change(each) for each in value]) if kind in (list, tuple) else value
 
 
 def _outline(tensor: torch.Tensor) -> dict[str, Any]:
@@ -105,9 +111,7 @@ def is_outline(value: Any) -> bool:
 
 def has_outline(value: Any) -> bool:
     """Return whether an outline is in a tree."""
-    if isinstance(value, dict):
-        return is_outline(value) or any(map(has_outline, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(has_outline, value))
+    return any(is_outline(each) for _, each in walk(value))
 
 
 def named(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -155,7 +159,6 @@ def whole(value: Any) -> Any:
     Raises:
         StateError: a class refuses its inner tensors or its context.
     """
-    kind = type(value)
     if is_outline(value):
         made = _class(value[_OUTLINE])
         parts = {name: whole(each) for name, each in value["inner"].items()}
@@ -168,9 +171,7 @@ def whole(value: Any) -> Any:
                 f"{value[_OUTLINE]} cannot be made from the checkpoint ({type(error).__name__}: {error}); use the "
                 "version of its library that saved it"
             ) from error
-    if kind is dict:
-        return {key: whole(each) for key, each in value.items()}
-    return kind([whole(each) for each in value]) if kind in (list, tuple) else value
+    return _with_each(value, whole)
 
 
 def _name(cls: type) -> str:

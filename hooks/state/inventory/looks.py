@@ -1,4 +1,9 @@
-"""What values look like, in a form that is compared: types, layouts, and checksums of what is too large to keep."""
+"""What values look like, in a form that is compared: types, layouts, and checksums of what is too large to keep.
+
+A layout is the order of a tensor's dimensions in memory. By it kernels choose their way, and another way may change the last bits. A
+checkpoint has it for each tensor whose order is not that of its dimensions, and an outline has it as its strides. Memory with gaps or
+overlaps has no such order: its outline has strides of 0, and a restore makes it dense.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,10 @@ import torch
 from ...checkpoint.format.boxes import order_of
 from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.crc import crc32
-from ...checkpoint.format.values.placeholders import SHARED, SavedObject, UnsavedValue
-from ..memory_access import copyable
+from ...checkpoint.format.values.placeholders import UnsavedValue, opened
+from ..memory_access import expanded
+from ..sharding.dtensor import is_dtensor
+from ..sharding.fingerprint import crc_of
 from .ownership import is_array
 from .walk import Way, children
 
@@ -41,8 +48,7 @@ def _looks(value: Any, way: Way, classes: bool) -> Iterator[tuple[Way, Any]]:
 
 
 def _look(value: Any, classes: bool) -> Any:
-    if isinstance(value, SavedObject) and value.kind == SHARED:
-        return _look(value.value, classes)
+    value, _ = opened(value)
     if isinstance(value, UnsavedValue) or (isinstance(value, set) and UnsavedValue in {*map(type, value)}):
         return UnsavedValue
     if isinstance(value, torch.Tensor):
@@ -58,12 +64,6 @@ def _look(value: Any, classes: bool) -> Any:
     held = children(value)
     # The text of a float tells all its bits apart, but those of a NaN.
     return (kind, repr(value)) if isinstance(held, tuple) else kind
-
-
-def crc_of(tensor: torch.Tensor) -> int:
-    """Return the CRC32 of a tensor's elements, in the order of its dimensions."""
-    flat = copyable(tensor.detach()).cpu().contiguous().reshape(-1)
-    return int(crc32(memoryview(flat.view(torch.uint8).numpy().data))) if flat.numel() else 0
 
 
 def is_as_read(entry: MergedTensor, live: torch.Tensor) -> bool:
@@ -85,3 +85,23 @@ def differing(one: Looks, other: Looks) -> Iterator[Way]:
             around = {way[:size] for size in range(len(way) + 1)}
             if not around & unsaved and not (way not in one and around & lost):
                 yield way
+
+
+def memory_like(outline: torch.Tensor, device: Any = "cpu") -> torch.Tensor:
+    """Return memory in the layout of an outline."""
+    if expanded(outline):
+        return torch.empty(outline.shape, dtype=outline.dtype, device=device)
+    return torch.empty_strided(outline.shape, outline.stride(), dtype=outline.dtype, device=device)
+
+
+def unlike_layout(name: str, live: torch.Tensor, saved: torch.Tensor) -> list[str]:
+    """Return a line about a live tensor that a restore fills, if it is laid out in another way than the saved one was."""
+    if is_dtensor(live) or live.shape != saved.shape:
+        return []
+    here, there = (order_of(each.shape, each.stride()) for each in (live, saved))
+    if here is None or here == there:
+        return []
+    return [
+        f"{name} has its dimensions in the order {here} in memory and had them in the order {there or 'of a view'} when it was saved: "
+        "training may differ in the last bits; give it the same memory format before guard.restore() [SG606]"
+    ]

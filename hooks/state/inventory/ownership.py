@@ -89,6 +89,8 @@ def is_whole(value: Any) -> bool:
     base = value.base
     if base is None:
         return True
+    if isinstance(base, memoryview):
+        return memoryview(base.obj).nbytes == int(value.nbytes)
     return getattr(base, "nbytes", -1) == value.nbytes and (not hasattr(base, "dtype") or is_whole(base))
 
 

@@ -24,7 +24,7 @@ from ...checkpoint.tier import Tier
 from ..changes.change_detector import ModuleTables
 from ..inventory.frozen import Forms, freeze_of
 from ..inventory.inner_tensors import description, inner
-from ..inventory.layout import unlike_layout
+from ..inventory.looks import unlike_layout
 from ..inventory.ties import memory_of
 from ..memory_access import unreadable
 from ..sharding.ddp import declared

@@ -21,11 +21,11 @@ import torch
 from ....providers.errors import StateError
 from ...checkpoint.format.dtypes import dtype_name
 from ...checkpoint.format.values.meeting import NOTHING
-from ...checkpoint.format.values.placeholders import SHARED, SavedObject
+from ...checkpoint.format.values.placeholders import opened
 from ..device.events import unordered
 from ..inventory.fit import Filling
 from ..inventory.frozen import Forms, freeze, freeze_of, marked, marks
-from ..inventory.layout import memory_like, unlike_layout
+from ..inventory.looks import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
@@ -222,7 +222,9 @@ class DictPart(CopiedValue):
         self._frozen = freeze_of(self.name, self._value, self.forms)
 
     def tree(self) -> Any:
-        return marked(self._frozen, marks(part.forms for part in self.dicts))
+        return marked(
+            self._frozen, marks((self if part.name == self.name else part).forms for part in self.dicts)
+        )
 
     def copied(self) -> Any:
         return None if super().copied() is None else (self.tree(),)
@@ -233,9 +235,7 @@ class DictPart(CopiedValue):
         return earlier
 
     def targets(self, tree: Any) -> None:
-        if isinstance(tree, SavedObject) and tree.kind == SHARED:
-            tree = tree.value
-        if not isinstance(tree, dict):
+        if not isinstance(opened(tree)[0], dict):
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:

@@ -49,8 +49,8 @@ def placed(saved: Any, live: Any, place: Callable[[Any, Any, Any], Any]) -> Any:
                 saved[key] = value
     elif isinstance(saved, _SEQUENCES):
         values = [None if (value := place(*each)) is NOTHING else value for each in pairs(saved, live)]
-        if values and isinstance(saved, tuple):
-            return tuple(values)
+        if isinstance(saved, tuple):
+            return tuple(values) or saved
         if values:
             saved.clear()
             saved.extend(values)

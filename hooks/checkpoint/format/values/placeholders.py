@@ -36,3 +36,10 @@ class UnsavedValue:
 
     #: The full name of its type.
     type: str
+
+
+def opened(saved: Any) -> tuple[Any, str]:
+    """Return a saved value and its mark as a shared one, "" if it has none."""
+    if isinstance(saved, SavedObject) and saved.kind == SHARED:
+        return saved.value, saved.cls
+    return saved, ""

@@ -51,42 +51,27 @@ def _same_dict(one: dict[Any, Any], other: dict[Any, Any], path: str) -> str:
 def _same_leaf(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    if isinstance(one, complex):
-        return _same_leaf(one.real, other.real) and _same_leaf(one.imag, other.imag)
-    if isinstance(one, slice):
-        return not same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
-    if isinstance(one, (set, frozenset)):
-        return _same_set(one, other)
     if (torch := sys.modules.get("torch")) is not None and isinstance(one, torch.Tensor):
         return _same_tensor(torch, one, other)
-    if (numpy := sys.modules.get("numpy")) is not None and isinstance(one, (numpy.ndarray, numpy.generic)):
-        return bool(
-            one.dtype == other.dtype
-            and one.dtype.char == other.dtype.char
-            and one.shape == other.shape
-            and one.tobytes() == other.tobytes()
-        )
-    return bool(one == other)
+    if isinstance(one, slice):
+        return not same([one.start, one.stop, one.step], [other.start, other.stop, other.step])
+    return bool(_form(one) == _form(other))
 
 
-def _same_set(one: set[Any] | frozenset[Any], other: set[Any] | frozenset[Any]) -> bool:
-    if len(one) != len(other):
-        return False
-    known = {value: value for value in other}
-    strange = []
-    for value in one:
-        if value not in known:
-            strange.append(value)  # a NaN, or a value that contains one
-        elif same(value, known.pop(value)):
-            return False
-    for value in strange:
-        twin = next((each for each in known.values() if not same(value, each)), None)
-        if twin is None:
-            return False
-        del known[twin]
-    return True
+def _form(value: Any) -> Any:
+    """Return what is equal for two values of equal value and type, whatever they hold."""
+    kind = type(value)
+    if isinstance(value, complex):
+        return kind, _form(value.real), _form(value.imag)
+    if isinstance(value, float):
+        return kind, struct.pack("d", value)
+    if isinstance(value, tuple):
+        return kind, *map(_form, value)
+    if isinstance(value, (set, frozenset)):
+        return kind, frozenset(Counter(map(_form, value)).items())  # a NaN may be in it twice
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return kind, value.dtype, value.dtype.char, value.shape, value.tobytes()
+    return kind, value
 
 
 def _same_tensor(torch: Any, one: Any, other: Any) -> bool:

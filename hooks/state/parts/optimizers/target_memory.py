@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...inventory.inner_tensors import is_outline
-from ...inventory.layout import memory_like
+from ...inventory.looks import memory_like
 from ...inventory.walk import tensors_in
 from ...sharding.boxes import box
 from ...sharding.dtensor import TargetMemory, cut_of, is_dtensor, local

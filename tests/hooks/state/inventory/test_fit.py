@@ -452,6 +452,7 @@ def test_an_object_that_gives_its_place_to_a_shared_one_is_said_if_the_script_ho
         lambda: (data := np.arange(6.0), data[2:5]),
         lambda: (data := torch.ones(3, 2), data[1]),
         lambda: (data := bytearray(16), np.frombuffer(data, "f8")[1:]),
+        lambda: (data := bytearray(16), np.frombuffer(memoryview(data)[8:], "f8")),
         lambda: (data := nn.Embedding(3, 2), data.weight.data[1]),
     ],
 )
@@ -514,3 +515,28 @@ def test_views_that_agree_by_chance_become_two_as_saved() -> None:
     restored(notes, {"a": torch.zeros(3), "b": torch.zeros(3)})
     notes["a"] += 1
     assert notes["b"].tolist() == [0, 0, 0]
+
+
+def test_a_run_with_shared_values_and_views_goes_on_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    store, seen = WatchedStore(), []
+    for _ in range(2):
+        table, one = torch.zeros(4, 2), [0]
+        notes: dict[str, Any] = {"l": one, "deep": {"l": (one, 1)}, "t": table, "row": table[1]}
+        registered = {**values(notes), "more": {"l": one, "rows": [*torch.zeros(2, 2).unbind()]}}
+        with guarded(store, registered) as guard:
+            if guard.restore() == 0:
+                one.append(1)
+                table += 3
+                registered["more"]["rows"][1] += 1
+                guard.step()
+                guard.save()
+        one.append(2)
+        table += 1
+        seen.append([notes["deep"]["l"], registered["more"], notes["row"].tolist()])
+    assert same(frozen(seen[0]), frozen(seen[1])) == ""
+    assert seen[1][0][0] == [0, 1, 2]
+    assert [
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno >= 30 and "unguarded" not in each.getMessage()
+    ] == []
