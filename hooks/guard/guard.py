@@ -257,7 +257,7 @@ class Guard:
         elif not self._gate.inert:
             self._place.check_loop()
         if total is not None and done >= total:
-            self._parts.startup_messages.finished(self._run_id, done, total)
+            self._parts.startup_messages.finished(self._parts.run_id, done, total)
         self._place.loop = loop = StepsLoop(sys._getframe().f_back)
         for loader in self._state.loaders:
             loader.before_turn()

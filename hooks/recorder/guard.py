@@ -113,13 +113,15 @@ class RecordedGuard(Guard):
         os.environ["SPOTGUARD_EVERY"] = "off"
         self._recorder = recorder
         super().__init__(store, run_id, state, clock, channel)
-        self._recorder.begin(self, self._rank, self._world, " ".join(each or "-" for each in said))
+        self._recorder.begin(
+            self, self._parts.rank, self._parts.world, " ".join(each or "-" for each in said)
+        )
 
     def restore(
         self, *, step: int | None = None, run_id: str | None = None, missing: Iterable[str] = ()
     ) -> int:
         """Restore the plan's own run. If the script names another run, treat that run as empty and do not read it."""
-        if run_id is not None and run_id != self._run_id:
+        if run_id is not None and run_id != self._parts.run_id:
             self._recorder.elsewhere(run_id)
             step = None
         done = super().restore(step=step, missing=missing)

@@ -31,7 +31,7 @@ from ..sharding.ddp import declared
 from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..sharding.saved_trees import SavedTrees
-from ..state_tensor import StateTensor, Tier
+from ..state_tensor import StateTensor
 from .boundary_copies import BoundaryCopies
 from .late_state import AT_REGISTER, LateState
 from .module_entries import (

@@ -31,7 +31,7 @@ from ...sharding.dtensor import (
     state_tensor,
 )
 from ...sharding.saved_trees import SavedTrees
-from ...state_tensor import StateTensor, Tier
+from ...state_tensor import StateTensor
 from ..module import KnownTensor
 from ..stateful import ClassedPart, check_class
 from ..values import Part, load_into

@@ -389,7 +389,7 @@ def test_a_dict_begun_with_the_weights_does_not_overwrite_them() -> None:
 
 def joined(notes: dict[str, dict[str, Any]], saved: dict[str, dict[str, Any]]) -> list[str]:
     """Put saved dicts back into live ones, all of one script; return what is said."""
-    trees = {}
+    trees: dict[str, Any] = {}
     for each in (saved, notes):
         parts = [DictPart(name, value) for name, value in each.items()]
         for part in parts:

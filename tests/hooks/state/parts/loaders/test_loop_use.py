@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -318,7 +318,9 @@ TWINS: dict[str, Script] = {
     "zip before a range": loop_of(counted_off_by_position),
     "a budget": loop_of(budgeted),
     "a list of batches": loop_of(by_turns_with_other_data, lambda: [*loader(20)]),
-    "a list of tensors": loop_of(by_turns_with_other_data, lambda: DataLoader([*Rows(20)], batch_size=None)),
+    "a list of tensors": loop_of(
+        by_turns_with_other_data, lambda: DataLoader(cast("Any", [*Rows(20).rows]), batch_size=None)
+    ),
     "validated before": validated_before,
     "validation": with_a_validation,
     "by hand": loop_of(by_hand),
