@@ -10,7 +10,7 @@ import torch
 
 from ..checkpoint.format.crc import crc32
 from ..state.inventory.inner_tensors import inner
-from ..state.inventory.objects import generator_state
+from ..state.inventory.objects import generator_state, is_generator
 from ..state.sharding.dtensor import local
 
 #: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.
@@ -117,7 +117,7 @@ def _text(value: Any, depth: int) -> str:
 
 def of_generator(value: object) -> str | None:
     """Return the state of a script's own random number generator; None if `value` is not one."""
-    if (state := generator_state(value)) is None:
+    if not is_generator(value) or (state := generator_state(value)) is None:
         return None
     if isinstance(state, torch.Tensor):
         return of_tensor(state)

@@ -76,11 +76,9 @@ PLACES: dict[str, Callable[[], Draw]] = {
     "numpy's Generator": lambda: functools.partial(drawn, np.random.default_rng(1)),
     "numpy's MT19937": lambda: functools.partial(drawn, np.random.Generator(np.random.MT19937(1))),
     "numpy's children": lambda: functools.partial(of_children, np.random.default_rng(1)),
-    "a sequence of seeds": lambda: (
-        lambda own: (
-            lambda: float(own.spawn(1)[0].spawn_key[0]) + drawn(np.random.default_rng(own.spawn(1)[0]))
-        )
-    )(np.random.SeedSequence(1)),
+    "a sequence of seeds": lambda: (lambda own: lambda: drawn(np.random.default_rng(own.spawn(2)[1])))(
+        np.random.SeedSequence(1)
+    ),
     "torch's": lambda: (lambda own: lambda: torch.rand(1, generator=own).item())(
         torch.Generator().manual_seed(1)
     ),
