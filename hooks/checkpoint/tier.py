@@ -1,4 +1,4 @@
-"""What a tensor of a checkpoint is worth when time is short."""
+"""Tiers of a checkpoint's tensors, by their worth when time is short."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -209,12 +209,11 @@ def _copied_fields(found: SavedObject, forms: Forms) -> Any:
     return _copied(found.value, forms) if found.kind in ("dataclass", "namedtuple") else freeze(found.value)
 
 
-def marks(parts: Iterable[Forms]) -> dict[int, str]:
+def marks(all_copies: Collection[Copies]) -> dict[int, str]:
     """Return, by the id of its copy, the mark of each value that is at several places, or shares memory with another one.
 
     The marks of two values begin with one number if they are one object, or share memory. The rest says how each lies there.
     """
-    all_copies = [forms.copies for forms in parts if forms.copies is not None]
     places = Counter(key for each in all_copies for key in (*each.of, *each.again))
     extents = {key: extent(each.of[key], *at) for each in all_copies for key, at in each.memory.items()}
     lie = layouts({key: each for key, each in extents.items() if each is not None})

@@ -1,4 +1,4 @@
-"""What values look like, in a form that is compared: types, layouts, and checksums of what is too large to keep.
+"""Looks of values, in a form that is compared: types, layouts, and checksums of what is too large to keep.
 
 A layout is the order of a tensor's dimensions in memory. By it kernels choose their way, and another way may change the last bits. A
 checkpoint has it for each tensor whose order is not that of its dimensions, and an outline has it as its strides. Memory with gaps or

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ...checkpoint.format.dtypes import dtype_name
 from ..inventory.ties import typed
 from ..state_tensor import StateTensor
 from .module_entries import named_modules
@@ -33,7 +34,7 @@ class EntryForm(NamedTuple):
 
 def form(tensor: torch.Tensor) -> tuple[str, ...]:
     """Return a tensor's dtype and shape as a checkpoint keeps them."""
-    return str(tensor.dtype).removeprefix("torch."), *map(str, tensor.shape)
+    return dtype_name(tensor.dtype), *map(str, tensor.shape)
 
 
 class LateState:
@@ -48,8 +49,9 @@ class LateState:
     def __init__(self, name: str, module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
         self._name, self._module = name, module
         self._at_register = {key: form(tensor) for key, tensor in buffers.items()}
-        #: The entries when training began; None before.
+        #: The entries as of the last look; None before training begins. And the buffers that were None when it began.
         self._begun: dict[str, EntryForm] | None = None
+        self._unmade: set[str] = set()
 
     # --- a restore ---
 
@@ -87,18 +89,14 @@ class LateState:
 
     def begin(self, leaves: Mapping[str, StateTensor], live: Mapping[str, torch.Tensor]) -> None:
         """Note that training begins."""
-        self._begun = _entries(leaves, live) | {key: EntryForm((), "") for key in self.unmade()}
+        self._begun, self._unmade = _entries(leaves, live), {*self.unmade()}
 
     def say(self, leaves: Mapping[str, StateTensor], live: Mapping[str, torch.Tensor]) -> None:
         """Log what the script must do before its next restore, for each change of the entries since the last look."""
         if self._begun is None:
             return
-        before, self._begun = (
-            self._begun,
-            _entries(leaves, live)
-            | {key: entry for key, entry in self._begun.items() if entry == EntryForm((), "")},
-        )
-        if new := [key for key in live if key not in before]:
+        before, self._begun = self._begun, _entries(leaves, live)
+        if new := [key for key in live if key not in before and key not in self._unmade]:
             log.warning(
                 "%s.%s%s came into the module after guard.restore(), and a restore finds it only in a module that has it: put it there "
                 "before guard.restore(), as by one forward pass before register [SG602]",
@@ -106,28 +104,25 @@ class LateState:
                 new[0],
                 _and_more(new),
             )
-        changes = [*self._changes(before, {*live})]
-        if changes:
+        if changes := [*self._changes(before, self._begun)]:
             log.warning(
                 "%s%s since this step, and a restore fills the module that the script makes: do the same before guard.restore() [SG602]",
                 changes[0],
                 _and_more(changes),
             )
 
-    def _changes(self, before: Mapping[str, EntryForm], live: Collection[str]) -> Iterator[str]:
-        begun = self._begun or {}
-        gone = [key for key, entry in before.items() if entry.form and key not in live]
-        yield from (f"{self._path(key)} is in the module no more" for key in gone)
-        for key, now in begun.items():
-            was = before.get(key)
-            if was is None or not was.form or now == was:
+    def _changes(self, before: Mapping[str, EntryForm], now: Mapping[str, EntryForm]) -> Iterator[str]:
+        for key, was in before.items():
+            if key in self._unmade:  # a restore makes it, whatever becomes of it
                 continue
-            if now.form != was.form and key not in self._at_register:
-                yield f"{self._path(key)} is {_shown(now.form)}, not {_shown(was.form)},"
-            elif was.tied != key == now.tied:
+            if (entry := now.get(key)) is None:
+                yield f"{self._path(key)} is in the module no more"
+            elif entry.form != was.form and key not in self._at_register:
+                yield f"{self._path(key)} is {_shown(entry.form)}, not {_shown(was.form)},"
+            elif was.tied != key == entry.tied:
                 yield f"{self._path(key)} is no longer one tensor with {self._path(was.tied)}"
-            elif was.tied == key != now.tied:
-                yield f"{self._path(key)} is one tensor with {self._path(now.tied)}"
+            elif was.tied == key != entry.tied:
+                yield f"{self._path(key)} is one tensor with {self._path(entry.tied)}"
 
     def _path(self, key: str) -> str:
         return typed(f"{self._name}.{key}")

@@ -24,7 +24,7 @@ from ...checkpoint.format.values.meeting import NOTHING
 from ...checkpoint.format.values.placeholders import opened
 from ..device.events import unordered
 from ..inventory.fit import Filling
-from ..inventory.frozen import Forms, freeze, freeze_of, marked, marks
+from ..inventory.frozen import Copies, Forms, freeze, freeze_of, marked, marks
 from ..inventory.looks import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
@@ -212,7 +212,9 @@ class DictPart(CopiedValue):
     def __init__(self, name: str, value: dict[Any, Any]) -> None:
         super().__init__(name, objects=True)
         self._value = value
-        #: What fills this dict together with the others of one restore.
+        #: Of a part that has an earlier boundary's copies: those of all dicts.
+        self._earlier: list[Copies] | None = None
+        #: The filling of this dict together with the others of one restore.
         self._filling: Filling | None = None
         #: All registered dicts, which may hold one object at several places, and the tensors of all other values. The registry sets both.
         self.dicts: Sequence[DictPart] = (self,)
@@ -222,16 +224,23 @@ class DictPart(CopiedValue):
         self._frozen = freeze_of(self.name, self._value, self.forms)
 
     def tree(self) -> Any:
-        return marked(
-            self._frozen, marks((self if part.name == self.name else part).forms for part in self.dicts)
-        )
+        return marked(self._frozen, marks(self._copies()))
+
+    def _copies(self) -> list[Copies]:
+        """Return the copies of all registered dicts, which may be one object at several places, as of this part's boundary."""
+        if self._earlier is not None:
+            return self._earlier
+        forms = [(self if part.name == self.name else part).forms for part in self.dicts]
+        return [each.copies for each in forms if each.copies is not None]
 
     def copied(self) -> Any:
-        return None if super().copied() is None else (self.tree(),)
+        known = super().copied()
+        return None if known is None else (*known, self._copies())
 
     def as_of(self, copied: Any) -> Self:
-        earlier = super().as_of(copied)
-        earlier.dicts = ()  # the copies have their marks
+        *known, copies = copied
+        earlier = super().as_of(known)
+        earlier._earlier = copies
         return earlier
 
     def targets(self, tree: Any) -> None:

@@ -1,4 +1,4 @@
-"""What stands in a saved tree for a value that is not plain: for an object of a class, and for a value that no save can hold.
+"""Placeholders in a saved tree for a value that is not plain: for an object of a class, and for a value that no save can hold.
 
 A checkpoint never says which code to call. So an object is read as it is written, and a restore fills it into the live object at the
 same place, if that object is of this class.

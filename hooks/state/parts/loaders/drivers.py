@@ -13,7 +13,6 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ....checkpoint.format.values.sameness import same
-from .generators import objects
 from .passes import Pass
 from .worker_draws import WorkerDraws
 
@@ -286,9 +285,15 @@ def keeps_loaded_aside(dataset: object) -> bool:
 
 def has_shuffle_buffer(dataset: object) -> bool:
     """Return whether a `datasets.IterableDataset` shuffles in a buffer. (Its steps are nested in private attributes.)"""
-    steps = (each for _, each in objects(getattr(dataset, "_ex_iterable", None)))
-    named = (each for each in steps if type(each).__name__ == "BufferShuffledExamplesIterable")
-    return any(getattr(each, "buffer_size", 0) > 1 for each in named)
+    # Each boundary asks, so only what a step holds of other steps is looked at: `generators.objects` would search their data too.
+    waiting, seen = [getattr(dataset, "_ex_iterable", None)], 0
+    while waiting and seen < 1000:
+        each, seen = waiting.pop(), seen + 1
+        if type(each).__name__ == "BufferShuffledExamplesIterable" and getattr(each, "buffer_size", 0) > 1:
+            return True
+        inside = [getattr(each, "ex_iterable", None), *(getattr(each, "ex_iterables", None) or ())]
+        waiting += [one for one in inside if one is not None]
+    return False
 
 
 def _has_state(value: object) -> bool:

@@ -193,7 +193,10 @@ class LoopUse:
         return found
 
     def _keeps_batches(self) -> bool:
-        """Return whether something beside the loader keeps the first batches of the pass. It takes some 50 ms."""
+        """Return whether something beside the loader keeps the first batches of the pass.
+
+        It takes some 50 ms, and 3 s where the data is a list of a million samples, once in a run.
+        """
         leaves = [each and each() for each in self._first]
         if not all(each is not None for each in leaves):
             return False

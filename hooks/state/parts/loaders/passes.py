@@ -60,7 +60,7 @@ class Holder(Protocol):
 
 
 class FirstDraws:
-    """What the script draws between `iter()` and the first batch: of all loaders of the process, as the generators are.
+    """Draws of the script between `iter()` and the first batch: of all loaders of the process, as the generators are.
 
     A resumed loader has the generators of behind its `iter()` then, so the script draws the same again. Training's come back as
     soon as a loader delivers, `guard.steps()` yields, or a boundary comes.
