@@ -6,7 +6,7 @@ put that lags behind its peers a second time, from a copy. The first to arrive c
 
 A store that was away, or failed for a moment, may have lost what it had confirmed. So a transient failure that any request of the
 save meets puts everything in doubt that the store has confirmed. An object of an earlier save is in doubt from the beginning. A
-worker lists the doubted objects as soon as the store answers, and those that are lost are put again. The entries behind the objects
+worker lists the doubted objects as soon as the store answers, or reads a byte of each, and those that are lost are put again. The entries behind the objects
 (`save_queue`) are put again.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Generic
 
-from ....providers.errors import CorruptError, SpotguardError, StoreError, UnavailableError
+from ....providers.errors import CorruptError, NotFoundError, SpotguardError, StoreError, UnavailableError
 from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
 from ...checkpoint.tier import Tier
@@ -39,7 +39,7 @@ Fill = Callable[[int, B], list[int]]
 
 #: Seconds between two checks for a put that lags.
 _LOOK = 0.1
-#: Seconds for one listing of doubted objects. A listing that hangs is tried again.
+#: Seconds for one listing of doubted objects. Behind one that hangs or fails, the objects are read for as long.
 _LISTING = 5.0
 
 
@@ -305,19 +305,39 @@ class Transfer(TaskGroup, Generic[B]):
             return self._look_first or not (self.more() or progress.missing(WEIGHTS))
 
     def _look_again(self, doubted: dict[int, StoredObject]) -> None:
-        """List the doubted objects, and have those put again that are gone or have another size."""
+        """Look for the doubted objects, and have those put again that are gone or have another size."""
         objects, store = self.write_progress.write_plan.objects, self._uploads.store
         keys = {index: self._key(index, stored.at) for index, stored in doubted.items()}
-        sizes: dict[str, int] = {}
-        failures = 0
+        # Of the objects that this look has asked for; 0: the store has it no more.
+        sizes: dict[int, int] = {}
+        failures = tries = 0
 
         def look(left: float | None) -> None:
-            nonlocal failures
-            failures = self.write_progress.failures
+            nonlocal failures, tries
+            failures, tries = self.write_progress.failures, tries + 1
             sizes.clear()
-            for folder in {key.rpartition("/")[0] + "/" for key in keys.values()}:
-                listed = store.list(folder, timeout=_LISTING if left is None else min(left, _LISTING))
-                sizes.update((info.key, info.size) for info in listed)
+            limit = _LISTING if left is None else min(left, _LISTING)
+            if tries % 2:
+                sizes.update(listed(limit))
+            else:  # another kind of request: a listing that hangs once more would cost the save its time
+                read_each(self.scope.now() + limit)
+
+        def listed(limit: float) -> dict[int, int]:
+            folders = {key.rpartition("/")[0] + "/" for key in keys.values()}
+            there = {info.key: info.size for each in folders for info in store.list(each, timeout=limit)}
+            return {index: there.get(key, 0) for index, key in keys.items()}
+
+        def read_each(until: float) -> None:
+            """Read the last byte of one object after the other; those left over are in doubt until the next look."""
+            for index, key in keys.items():
+                size = objects[index].size
+                if (left := until - self.scope.now()) <= 0:
+                    return
+                try:
+                    store.read_into(key, size - 1, memoryview(bytearray(1)), timeout=left)
+                    sizes[index] = size
+                except (NotFoundError, CorruptError):
+                    sizes[index] = 0
 
         try:
             retry(self.part, look, self._heard, self._uploads.refusals)
@@ -325,10 +345,10 @@ class Transfer(TaskGroup, Generic[B]):
             with self.lock:
                 self._looking = False
             raise
-        if lost := [index for index, key in keys.items() if sizes.get(key) != objects[index].size]:
+        if lost := [index for index, size in sizes.items() if size != objects[index].size]:
             log.warning("the store has lost %d objects of this save: spotguard uploads them again", len(lost))
         self._report_damage({index: doubted[index] for index in lost if self.write_progress.borrows(index)})
-        self.looked(failures, doubted, lost)
+        self.looked(failures, sizes, lost)
 
     def _report_damage(self, gone: dict[int, StoredObject]) -> None:
         """Report the checkpoints that have lost these objects. No save refers to an object of theirs from now on."""
@@ -337,11 +357,11 @@ class Transfer(TaskGroup, Generic[B]):
             self._plans.damage.add(at, f"object {keys[0]} is missing, and frozen tensors are in it", keys)
 
     def looked(self, failures: int, listed: Collection[int], lost: Collection[int]) -> None:
-        """Note that `doubted` objects were listed, and queue the lost ones of this part again.
+        """Note that `doubted` objects were looked for, and queue the lost ones of this part again.
 
         Args:
-            failures: the number of `failures` when the listing began.
-            listed: indices of these objects. Those that became doubted meanwhile stay so.
+            failures: the number of `failures` when the look began.
+            listed: indices of these objects; those that became doubted meanwhile stay so.
             lost: indices of the lost objects.
         """
         progress, objects = self.write_progress, self.write_progress.write_plan.objects
@@ -349,7 +369,7 @@ class Transfer(TaskGroup, Generic[B]):
         with self.lock:
             self._looking = False
             if progress.failures == failures:  # else the store has failed again
-                # An earlier part's listing may have told of some.
+                # An earlier part's look may have found some.
                 lost = [index for index in lost if index in progress.doubted]
                 progress.doubted.difference_update(listed)
                 self._look_first &= bool(progress.doubted)

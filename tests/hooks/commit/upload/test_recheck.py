@@ -16,7 +16,8 @@ from spotguard.hooks.commit.plan.write_plan import WriteProgress
 from spotguard.hooks.state.device.host_buffer import HostBuffer
 from spotguard.hooks.state.state_tensor import StateTensor
 from spotguard.providers.clock import SystemClock
-from tests.fakes.called import CalledStore
+from spotguard.providers.errors import UnavailableError
+from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Impatient, ManualClock
 from tests.fakes.store import FakeStore
 from tests.hooks.commit.writes import NAME, OBJECT, writer_of
@@ -92,6 +93,33 @@ def test_another_shape_elsewhere_is_no_reason_to_put_a_frozen_base_anew(moves: b
         write_progress = WriteProgress(write_plan)
         writer.write(what, CheckpointName(1, 7, 2), scope, write_progress=write_progress)
         assert len(write_progress.spared) == (0 if moves else len(write_plan.indices_of(Tier.FROZEN)) - 1)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_store_that_lists_nothing_is_asked_for_a_byte_of_each_object(gone: bool) -> None:
+    """So a listing that fails to the end costs no save that refers to earlier objects; one that is gone is put anew."""
+
+    def no_list(request: Request) -> None:
+        if request.verb == "list":
+            raise UnavailableError("the listing did not end in time")
+
+    below = FakeStore()
+    store = CalledStore(below, no_list)
+    scope = CancelScope(Impatient())
+    with writer_of(store) as writer:
+        base = StateTensor("base", torch.arange(OBJECT / 4), tier=Tier.FROZEN)
+        write_progress = WriteProgress(write_plan := writer.plans.of([base]))
+        first = writer.write([base], NAME, scope, write_progress=write_progress)
+        writer.plans.committed(write_progress)
+        lost = checkpoint_prefix("run", NAME) + first.objects[-1].name
+        if gone:
+            below.delete([lost])
+        name = CheckpointName(1, 6, 1)
+        written = writer.write([base], name, scope, write_progress=WriteProgress(write_plan))
+        assert [entry.checkpoint for entry in written.objects] == [
+            "" if gone and entry.name == first.objects[-1].name else str(NAME) for entry in written.objects
+        ]
+        assert (checkpoint_prefix("run", name) + first.objects[-1].name in below.objects) is gone
 
 
 def test_a_second_look_is_reckoned_by_what_the_last_one_took() -> None:
