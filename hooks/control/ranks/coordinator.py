@@ -19,19 +19,8 @@ from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.ranking import counts
 from ...commit.cancel_scope import Abandoned
 from ...commit.plan.partitioner import RankRoles
+from ...consensus import events
 from ...consensus.channel import Channel
-from ...consensus.events import (
-    BackgroundEvent,
-    BoundaryEvent,
-    CarriedEvent,
-    DamagedEvent,
-    FailedEvent,
-    LogEvent,
-    ManualEvent,
-    NoticeEvent,
-    RevoteEvent,
-    WithdrawnEvent,
-)
 from ...consensus.failover import side
 from ...consensus.job_state import JobState
 from ...consensus.stores.connection import within
@@ -79,7 +68,7 @@ class Coordinator:
         self._lock = threading.Lock()  # guards `_asking`
         self._asking = False
         #: This rank's own reports of damage. Ranks that have left the first store have not read those that were made there.
-        self._damages: list[DamagedEvent] = []
+        self._damages: list[events.DamagedEvent] = []
         #: This rank is the first of those that answered the last call, so it logs and reports for all ranks.
         self.speaks = self.first
 
@@ -142,11 +131,13 @@ class Coordinator:
         machine = self.channel.machines[self.channel.rank]
         # Read after `emergency`: a save that has not ended yet answers this notice, too.
         ended = self._saver.ended
-        call = NoticeEvent(id, message.kind, message.source, left, machine, left, message.drill, ended=ended)
+        call = events.NoticeEvent(
+            id, message.kind, message.source, left, machine, left, message.drill, ended=ended
+        )
 
         def unheard(why: str) -> None:
             self._saver.unheard(why)
-            self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
+            self._give_up(preemption, why)
             if message.drill:
                 self._saver.in_turn(lambda: self._saver.release(message.id, why))
 
@@ -167,17 +158,17 @@ class Coordinator:
 
     def damaged(self, name: CheckpointName, why: str, objects: Collection[str]) -> None:
         """Tell all ranks that a checkpoint cannot be restored, and which objects of it are damaged. Returns at once."""
-        call = DamagedEvent(str(name), clip(why, TEXT), key_list(objects))
+        call = events.DamagedEvent(str(name), clip(why, TEXT), key_list(objects))
         self._damages.append(call)
-        self._report_damage(call)
+        self._tell(call)
 
-    def _report_damage(self, call: DamagedEvent) -> None:
+    def _tell(self, call: events.DamagedEvent | events.FailedEvent) -> None:
+        """Tell all ranks what this one has found. Returns at once."""
+        level, what = logging.DEBUG, "this rank's save failed"
+        if isinstance(call, events.DamagedEvent):
+            level, what = logging.WARNING, f"checkpoint {call.checkpoint} is damaged"
         self._call(
-            call,
-            _PATIENCE,
-            lambda error: log.warning(
-                "no other rank learned that checkpoint %s is damaged: %s", call.checkpoint, error
-            ),
+            call, _PATIENCE, lambda why: log.log(level, "no other rank learned that %s: %s", what, why)
         )
 
     def background(self, why: str) -> bool:
@@ -193,7 +184,7 @@ class Coordinator:
             self._asking = False
             log.warning("spotguard makes no background checkpoint: %s [SG507]", why)
 
-        self._call(BackgroundEvent(why), _PATIENCE, unheard)
+        self._call(events.BackgroundEvent(why), _PATIENCE, unheard)
         return True
 
     def again(self, job: SaveRequest, why: str) -> None:
@@ -201,20 +192,13 @@ class Coordinator:
             if (preemption := job.preemption) is None:
                 log.error("nothing is saved: %s; %s", why, error)
             else:  # the agent would wait for an answer until the deadline
-                self._saver.in_turn(lambda: self._nothing_newer(preemption, f"{why}; {error}"))
+                self._give_up(preemption, f"{why}; {error}")
 
-        self._call(BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
+        self._call(events.BoundaryEvent(job.epoch, why), _PATIENCE, unheard)
 
     def failed(self, job: SaveRequest, why: str) -> None:
         if not self.failed_ranks.any(job.epoch):
-            self._report_failed(self.failed_ranks.report(job.epoch, why))
-
-    def _report_failed(self, call: FailedEvent) -> None:
-        self._call(
-            call,
-            _PATIENCE,
-            lambda error: log.debug("no other rank learned that this rank's save failed: %s", error),
-        )
+            self._tell(self.failed_ranks.report(job.epoch, why))
 
     def distrust(self, why: str) -> None:
         """Have no rank save for the errors that follow from this rank's. Returns once the others can read it."""
@@ -226,13 +210,13 @@ class Coordinator:
 
     def by_hand(self, step: int) -> None:
         if self.first:
-            self._call(ManualEvent(step), _PATIENCE, lambda why: self._saver.manual_saves.unheard(step, why))
+            self._call(events.ManualEvent(step), _PATIENCE, partial(self._saver.manual_saves.unheard, step))
 
     def over(self, id: str, why: str) -> None:
-        call = WithdrawnEvent(self.notices.drop(id))
+        call = events.WithdrawnEvent(self.notices.drop(id))
         self._call(call, _PATIENCE, lambda error: self._saver.release(id, f"{why}; {error}"))
 
-    def _call(self, call: LogEvent, seconds: float, unheard: Callable[[str], None]) -> None:
+    def _call(self, call: events.LogEvent, seconds: float, unheard: Callable[[str], None]) -> None:
         left = within(self._clock, seconds)
 
         def run() -> None:
@@ -258,50 +242,51 @@ class Coordinator:
             try:
                 self.channel.revote(job.epoch, within(self._clock, _PATIENCE))
             except SpotguardError as error:
-                why = str(error)
-                self._saver.in_turn(lambda: self._nothing_newer(preemption, why))
+                self._give_up(preemption, str(error))
 
         self._callers.give(run, self._clock.monotonic())  # a call before this one may wait for a silent store
         return True
 
-    def _nothing_newer(self, preemption: PreemptionNotice, why: str) -> None:
-        """Report the newest checkpoint to the agent: this rank can call the others no more.
+    def _give_up(self, preemption: PreemptionNotice, why: str) -> None:
+        """Have the newest checkpoint reported to the agent: this rank can call the others no more."""
 
-        On the saver thread, because the report also uploads a record to the store.
-        """
-        saved, last = self._saver.committed, self._checkpointer.last
-        if saved is not None and saved.level != "weights":
-            # Committed for a notice of another machine, which took the job's store with it.
-            log.debug("step %d is committed, nothing newer is saved: %s", saved.step, why)
-            self._report.committed(preemption, saved)
-        else:
-            self._report.failed(preemption, why, -1 if last is None else last.step)
+        def report() -> None:
+            saved, last = self._saver.committed, self._checkpointer.last
+            if saved is not None and saved.level != "weights":
+                # Committed for a notice of another machine, which took the job's store with it.
+                log.debug("step %d is committed, nothing newer is saved: %s", saved.step, why)
+                self._report.committed(preemption, saved)
+            else:
+                self._report.failed(preemption, why, -1 if last is None else last.step)
+
+        # On the saver thread, because the report also uploads a record to the store.
+        self._saver.in_turn(report)
 
     # --- from the others, on the mailbox's thread ---
 
-    def _hear(self, epoch: int, call: LogEvent, standing: JobState) -> None:
+    def _hear(self, epoch: int, call: events.LogEvent, standing: JobState) -> None:
         match call:
-            case NoticeEvent():
+            case events.NoticeEvent():
                 self._noticed(epoch, call, standing)
-            case WithdrawnEvent(id=id):
+            case events.WithdrawnEvent(id=id):
                 self._let_go(id)
-            case CarriedEvent():
+            case events.CarriedEvent():
                 self._moved(epoch, call, standing)
-            case RevoteEvent():
+            case events.RevoteEvent():
                 self._wanted(epoch, standing)
-            case BackgroundEvent() | BoundaryEvent():
+            case events.BackgroundEvent() | events.BoundaryEvent():
                 self._asking = False
                 self._wanted(epoch, standing, call.why)
-            case FailedEvent():
+            case events.FailedEvent():
                 self.failed_ranks.heard(call)
-            case DamagedEvent(checkpoint=checkpoint, why=why, objects=objects):
+            case events.DamagedEvent(checkpoint=checkpoint, why=why, objects=objects):
                 if (name := CheckpointName.parse(checkpoint)) is not None:
                     self._checkpointer.damage.add(name, why, objects.split(), heard=True)
-            case ManualEvent(step=step):
+            case events.ManualEvent(step=step):
                 if standing.counts(epoch):
                     self._saver.by_hand(step, epoch)
 
-    def _moved(self, epoch: int, call: CarriedEvent, standing: JobState) -> None:
+    def _moved(self, epoch: int, call: events.CarriedEvent, standing: JobState) -> None:
         """Take up a job state that a rank has carried into the second store.
 
         If that rank had read less in the first store than this one, a longer one follows, and only a call for votes counts here.
@@ -316,10 +301,9 @@ class Coordinator:
                 self._noticed(epoch, notice, standing)
         self._wanted(epoch, standing)
         if before.carried is None:  # these ranks' reports may be in the first store alone
-            for report in self.failed_ranks.reported:
-                self._report_failed(report)
-            for damage in [*self._damages]:
-                self._report_damage(damage)
+            reports: list[events.DamagedEvent | events.FailedEvent] = [*self.failed_ranks.reported]
+            for report in [*reports, *self._damages]:
+                self._tell(report)
 
     def _let_go(self, id: str) -> None:
         here = self.notices.void(id)
@@ -332,7 +316,7 @@ class Coordinator:
         else:
             release()
 
-    def _noticed(self, epoch: int, call: NoticeEvent, standing: JobState) -> None:
+    def _noticed(self, epoch: int, call: events.NoticeEvent, standing: JobState) -> None:
         preemption = self.notices.noticed(call, standing)
         wanted = standing.counts(epoch)
         at_boundary = wanted and standing.wanted is not None and standing.wanted.boundary
@@ -343,11 +327,7 @@ class Coordinator:
         ours = call.kind in protocol.STALL_KINDS and call.machine == self.channel.machines[self.channel.rank]
         if ours and counting is not None and ended >= counting.epoch:
             # Another rank of this machine has joined the stall to a save that this one has ended, and nothing would answer it here.
-            self._call(
-                replace(call, ended=ended),
-                _PATIENCE,
-                lambda why: self._saver.in_turn(lambda: self._nothing_newer(preemption, why)),
-            )
+            self._call(replace(call, ended=ended), _PATIENCE, partial(self._give_up, preemption))
 
     def _wanted(self, epoch: int, standing: JobState, why: str = "") -> None:
         wanted = standing.wanted
@@ -387,8 +367,7 @@ class Coordinator:
 
     def _offer(self, job: SaveRequest, step: int | None, *, boundary: bool, parks: bool) -> Vote:
         rank, last = self.channel.rank, self._checkpointer.last
-        roles = RankRoles(job.departing)
-        cost = self._checkpointer.cost(roles)
+        cost = self._checkpointer.cost(RankRoles(job.departing))
         return Vote(
             rank=rank,
             step=step,
@@ -397,7 +376,7 @@ class Coordinator:
             moments=cost.moments,
             rate=cost.rate,
             commit=cost.commit,
-            left=job.scope.left() if rank in roles.departing else None,
+            left=job.scope.left() if rank in job.departing else None,
             last=last.step if last is not None and last.level == "full" else -1,
             plan=shared(self._state.fingerprint()),
             covers=ranges(covered(self._cards, holding(self._state))),

@@ -674,7 +674,7 @@ def test_the_rank_that_serves_the_store_has_its_values_distrusted_though_it_dies
     """Its store goes with it, before any other rank has read a word there."""
     store = Cut(HashStore())
     with two(SystemClock(), met=store, second=Beside()) as (first, second):
-        monkeypatch.setattr(first.ranks, "_report_failed", lambda call: None)  # a dead rank reports nothing
+        monkeypatch.setattr(first.ranks, "_tell", lambda call: None)  # a dead rank reports nothing
         store.cut = True
         first.ranks.distrust("its values may be wrong")
         until(lambda: second.ranks.channel.orphaned or bool(second.ranks.failed_ranks.distrusted))
