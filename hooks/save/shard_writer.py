@@ -21,7 +21,7 @@ from ..commit.plan.plan_cache import WritePlanCache
 from ..commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress, WrittenState
 from ..commit.upload.object_in_flight import Progress
 from ..commit.upload.save_queue import SaveQueue
-from ..commit.upload.transfer import Fill
+from ..commit.upload.transfer import Fill, Transfer
 from ..commit.upload.uploader import Uploader
 from ..commit.upload.workers import WorkerPool
 from ..state.device.host_buffer import HostBuffer, box
@@ -121,7 +121,9 @@ class ShardWriter:
         """Return the queue of a save. The arguments are those of `write`."""
         fill = fill or partial(_fill, write_progress, scope, state_tensors)
         aside = partial(_moved_aside, moved, {state_tensor.tensor.device for state_tensor in state_tensors})
-        return SaveQueue(self.uploads, write_progress, name, scope, fill, aside, self.plans, progress)
+        return SaveQueue(
+            Transfer(self.uploads, write_progress, name, scope, fill, aside, self.plans, progress)
+        )
 
     def requests(self, scope: CancelScope) -> SaveQueue[HostBuffer]:
         """Return the queue of a save whose objects are in the store."""

@@ -20,12 +20,9 @@ from ....providers.errors import StoreError, UnavailableError
 from ...checkpoint.format.keys import CheckpointName
 from ...checkpoint.tier import Tier
 from ..cancel_scope import Abandoned, CancelScope
-from ..plan.plan_cache import WritePlanCache
-from ..plan.write_plan import ALL, WriteProgress, WrittenState
-from .object_in_flight import Progress
+from ..plan.write_plan import ALL, WrittenState
 from .retry import retry
-from .transfer import Fill, StateChanged, Transfer
-from .uploader import Uploader
+from .transfer import StateChanged, Transfer
 from .workers import B, as_failure
 
 #: Share of the time to the deadline that an entry with a limit may take, so that time is left to look at what it puts in doubt.
@@ -107,29 +104,15 @@ class Doubted(Exception):
 
 
 class SaveQueue(Generic[B]):
-    """What one save puts. Any number of parts and entries may follow one another.
+    """What one save puts: the objects of its transfer, in any number of parts, and entries that follow one another."""
 
-    Args:
-        fill: writes the bytes of an object into a worker's buffer.
-        moved: called after each `fill`. It returns "" or what has moved since the boundary.
-    """
-
-    def __init__(
-        self,
-        uploads: Uploader[B],
-        write_progress: WriteProgress,
-        name: CheckpointName,
-        scope: CancelScope,
-        fill: Fill[B],
-        moved: Callable[[B], str],
-        plans: WritePlanCache,
-        progress: Progress | None = None,
-    ) -> None:
-        self.store = uploads.store
-        self.scope = scope
-        self.write_progress = write_progress
-        self._uploads = uploads
-        self._work = Transfer(uploads, write_progress, name, scope, fill, moved, plans, self.hear, progress)
+    def __init__(self, transfer: Transfer[B]) -> None:
+        transfer.heard = self.hear
+        self._work = transfer
+        self._uploads = transfer.uploads
+        self.store = transfer.uploads.store
+        self.scope = transfer.scope
+        self.write_progress = transfer.write_progress
         self._entries: list[QueueEntry] = []
         #: Called while the saving thread waits. It may queue more, and returns the monotonic seconds at which to call it again.
         self.plan: Callable[[], float] = lambda: math.inf

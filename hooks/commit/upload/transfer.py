@@ -54,7 +54,6 @@ class Transfer(TaskGroup, Generic[B]):
         fill: writes the bytes of an object into a worker's buffer.
         moved: called after each `fill`. It returns "" or what has moved since the boundary.
         plans: knows the objects that earlier saves have put, and hears of those that are gone.
-        heard: called with each failure of the store. It calls `doubt`.
     """
 
     def __init__(
@@ -66,17 +65,17 @@ class Transfer(TaskGroup, Generic[B]):
         fill: Fill[B],
         moved: Callable[[B], str],
         plans: WritePlanCache,
-        heard: Callable[[StoreError], None],
         progress: Progress | None = None,
     ) -> None:
         super().__init__(scope)
         self.write_progress = write_progress
         self.name = name
-        self._uploads = uploads
+        self.uploads = uploads
         self._fill = fill
         self._moved = moved
         self._plans = plans
-        self._heard = heard
+        #: Called with each failure of the store. It calls `doubt`.
+        self.heard: Callable[[StoreError], None] = lambda error: None
         self._working = False
         #: The bytes of the present part; None: it tells nothing of the width.
         self._part: int | None = None
@@ -117,7 +116,7 @@ class Transfer(TaskGroup, Generic[B]):
             raise self.error
         if not (count := self._needed()):
             return
-        uploads = self._uploads
+        uploads = self.uploads
         workers = uploads.workers(count, self.write_progress.write_plan.size, self.scope)[:count]
         if self._part is not None and len(workers) != uploads.width.count:
             self._part = None
@@ -143,7 +142,7 @@ class Transfer(TaskGroup, Generic[B]):
         if not self._working:
             return
         if learn and self._part is not None and self.error is None:
-            self._uploads.width.learn(self._part, self.flights.seconds)
+            self.uploads.width.learn(self._part, self.flights.seconds)
             self._part = None
         self._working = False
         self.flights.end_shift(whole=self.sound())
@@ -260,7 +259,7 @@ class Transfer(TaskGroup, Generic[B]):
             self._put(flight.double(copied, self.scope.now(), shift))
 
     def _put(self, flight: ObjectInFlight) -> None:
-        key, store, flights = self._key(flight.index, flight.stored.at), self._uploads.store, self.flights
+        key, store, flights = self._key(flight.index, flight.stored.at), self.uploads.store, self.flights
 
         def put(left: float | None) -> None:
             flights.again(flight)
@@ -273,10 +272,10 @@ class Transfer(TaskGroup, Generic[B]):
         def hear(error: StoreError) -> None:
             if not error.transient and not isinstance(error, CorruptError):
                 flights.refuse()
-            self._heard(error)
+            self.heard(error)
 
         try:
-            retry(self.part, put, hear, self._uploads.refusals)
+            retry(self.part, put, hear, self.uploads.refusals)
         except Superseded:
             with self.lock:
                 if flights.dropped(flight) and flight.index not in self._queue:
@@ -306,7 +305,7 @@ class Transfer(TaskGroup, Generic[B]):
 
     def _look_again(self, doubted: dict[int, StoredObject]) -> None:
         """Look for the doubted objects, and have those put again that are gone or have another size."""
-        objects, store = self.write_progress.write_plan.objects, self._uploads.store
+        objects, store = self.write_progress.write_plan.objects, self.uploads.store
         keys = {index: self._key(index, stored.at) for index, stored in doubted.items()}
         # Of the objects that this look has asked for; 0: the store has it no more.
         sizes: dict[int, int] = {}
@@ -340,7 +339,7 @@ class Transfer(TaskGroup, Generic[B]):
                     sizes[index] = 0
 
         try:
-            retry(self.part, look, self._heard, self._uploads.refusals)
+            retry(self.part, look, self.heard, self.uploads.refusals)
         except BaseException:
             with self.lock:
                 self._looking = False
@@ -415,6 +414,6 @@ class Transfer(TaskGroup, Generic[B]):
 
     def _key(self, index: int, at: CheckpointName) -> str:
         write_plan = self.write_progress.write_plan
-        return checkpoint_prefix(self._uploads.run_id, at) + object_name(
+        return checkpoint_prefix(self.uploads.run_id, at) + object_name(
             write_plan.rank, write_plan.world, index
         )

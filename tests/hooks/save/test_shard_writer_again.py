@@ -134,7 +134,6 @@ def test_a_frame_that_is_in_use_again_is_not_sent_in_the_place_of_a_late_object(
             lambda index, buffer: pytest.fail("a worker fills its buffer"),
             lambda buffer: "",
             writer.plans,
-            lambda error: None,
         )
         work.begin()
         shift = work.staff(1)

@@ -36,7 +36,6 @@ def transfer(
         lambda index, buffer: pytest.fail("a worker fills its buffer"),
         lambda buffer: "",
         WritePlanCache(0, 1, lambda nbytes: OBJECT_BYTES),
-        lambda error: None,
     )
     work.begin()
     return work
