@@ -104,7 +104,16 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             parts.append(optimizer_part(name, value, named, ranks))
         else:
             refuse_bare(name, value, values.values())
-            parts.append(_other(name, value, ranks))
+            parts.append(part := _other(name, value, ranks))
+            if (
+                isinstance(part, TensorPart)
+                and part.in_place()
+                and not part.live.untyped_storage().resizable()
+            ):
+                # torch counts no change through numpy. A replay buffer changes in the middle of a turn, beside a save.
+                boundary_only = (
+                    boundary_only or f"{name} is the memory of a numpy array, which may change at any moment"
+                )
         if is_like_optimizer(value):
             if isinstance(value, Optimizer) and can_be_hooked(value):
                 hooked.append(value)
