@@ -33,7 +33,7 @@ def restore(
     gate, state, saver = parts.gate, parts.state, parts.saver
     step = None if step is None else completed_steps(step)
     run_id = parts.run_id if run_id is None else check_run_id(run_id)
-    state.allow_missing(missing)
+    state.expect(missing, own=run_id == parts.run_id)
     # Called off before the gate is passed: a save that waits for the boundary of this very step keeps the gate shut.
     saver.call_off("guard.restore() was called")
     gate.stand()  # parks if a notice stands already: a machine that is being taken back begins nothing

@@ -476,13 +476,19 @@ class State:
         self._refresh()  # follow tensors that were replaced or added since `register`
         return plan(self.parts, states, entries, self._ranks, stand_ins, self._may_be_missing)
 
-    def allow_missing(self, names: Iterable[str]) -> None:
-        """Set the registered names that the next checkpoint to restore may lack.
+    def expect(self, names: Iterable[str], *, own: bool) -> None:
+        """Tell of the next checkpoint to restore.
+
+        Args:
+            names: the registered names that it may lack.
+            own: whether it is of this run. Another run's does not decide what this one trains.
 
         Raises:
             UsageError: nothing is registered under one of the names.
         """
         self._may_be_missing = may_be_missing(self.parts, names)
+        for part in self._optimizers:
+            part.own = own
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
         """Give every object its tree. All tensors are filled and verified before this call.

@@ -9,7 +9,7 @@ import torch
 
 from .....providers.errors import StateError
 from ...sharding.saved_trees import SavedTrees
-from .optimizer_tree import Shard, shard, steps
+from .optimizer_tree import Shard, graded, shard, steps
 
 
 def merge(
@@ -47,7 +47,7 @@ def merge(
     for _, tree in _each(trees, sound, check):
         if len(tree["param_groups"]) != len(trees.own["param_groups"]):
             return trees.own
-        missing -= steps(tree)
+        missing.difference_update(steps(tree))
         if not only_rank and not missing:
             break
     used = dict(sound)
@@ -74,7 +74,9 @@ def merge(
         name: saved_layout for tree in sound.values() for name, saved_layout in tree.get("placed", {}).items()
     }
     more = {"on_host": on_host, "shards": shards, "placed": placed, "plain": plain}
-    return {**trees.own, "param_groups": groups, "state": state, **more}
+    merged = {**trees.own, "param_groups": groups, "state": state, **more}
+    given = {name: each for tree in used.values() for name, each in graded(tree).items()}
+    return {**merged, "gradients": "".join(given[name] for name in steps(merged))}
 
 
 def _each(

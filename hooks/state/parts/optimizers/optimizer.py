@@ -33,10 +33,10 @@ from ...sharding.dtensor import (
 from ...sharding.saved_trees import SavedTrees
 from ...state_tensor import StateTensor
 from ..module import KnownTensor
-from ..stateful import ClassedPart, check_class
+from ..stateful import check_class
 from ..values import Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
-from . import groups, optimizer_tree
+from . import gradients, groups, optimizer_tree
 from .merge import merge
 from .optimizer_tree import by_field, check_well_formed
 from .running_products import running_products
@@ -44,7 +44,8 @@ from .target_memory import target_memory
 
 log = logging.getLogger("spotguard")
 
-#: Parameters that a boundary looks at, in turn: 50 ns each. A script freezes many at once. All are looked at each second.
+#: Parameters that a boundary looks at: 50 ns each. A script freezes many at once, so they are from all over the model, and others
+#: each time. All are looked at each second.
 _FLAGS = 8
 
 #: id of a tensor -> the tensor, its name in a checkpoint, and the ranks that hold it too.
@@ -78,7 +79,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
             optimizer,
             "register the optimizers that it is made of, or give it a state_dict() that works",
         )
-        return ClassedPart(name, optimizer)
+        return gradients.OwnStatePart(name, optimizer)
     if not can_be_hooked(optimizer):
         raise StateError(
             f"{name} is a {cls.__name__} that has not called Optimizer.__init__, so spotguard can neither "
@@ -114,8 +115,12 @@ class OptimizerPart:
         self.said: list[str] = []
         #: Names of parameters that the next checkpoint to restore may lack.
         self.may_lack: frozenset[str] = frozenset()
-        #: The place among the parameters at which the next boundary looks for layers that were frozen or trained.
+        #: Whether the checkpoint to restore is of this run. Then the restore also freezes and thaws as that run had done.
+        self.own = True
+        #: The first parameter at which the next boundary looks for layers that were frozen or trained.
         self._next = 0
+        #: Whether state shows that a parameter has got a gradient. Adagrad makes it before, and plain SGD has none.
+        self._state_shows = not optimizer.state
         self.refresh()
         #: Names of the parameters that needed no gradient at `register`.
         self._first_frozen = {name for name, p in self._param.items() if not p.requires_grad}
@@ -140,6 +145,8 @@ class OptimizerPart:
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
         #: Parameters, and whether each needs a gradient.
         self._flags = [(p, p.requires_grad) for p in params]
+        #: Which of them have a gradient.
+        self._graded = gradients.presence(params)
         #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
         self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
@@ -183,7 +190,11 @@ class OptimizerPart:
         )
 
     def outdated(self) -> bool:
-        """Return whether a parameter needs a gradient now and did not at the last `refresh`, or the other way round."""
+        """Return whether a parameter needs a gradient now and did not at the last `refresh`, or the other way round.
+
+        Look which ones have one, too.
+        """
+        self._graded = gradients.presence(p for p, _ in self._flags)
         return any(p.requires_grad is not needs for p, needs in self._flags)
 
     def counts(self) -> int:
@@ -199,12 +210,14 @@ class OptimizerPart:
     def at_boundary(self) -> None:
         if self._products is not None:
             self._products.at_boundary()
-        few = self._flags[self._next : self._next + _FLAGS]
-        self._next = self._next + _FLAGS if len(few) == _FLAGS else 0
-        for param, needs in few:
+        apart = len(self._flags) // _FLAGS + 1
+        self._next = (self._next + 1) % apart
+        for param, needs in self._flags[self._next :: apart]:
             if param.requires_grad is not needs:
                 self._flags = [(p, p.requires_grad) for p, _ in self._flags]
                 break
+        if not (self._state_shows and self.optimizer.state):
+            self._graded = gradients.presence(p for p, _ in self._flags)
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
@@ -310,6 +323,7 @@ class OptimizerPart:
         turned = {name: needs for name, needs in flags.items() if needs == (name in self._first_frozen)}
         more: dict[str, Any] = {
             "turned": turned,
+            "gradients": self._graded.rstrip(gradients.NONE),
             "other": other,
             "shards": shards,
             "placed": placed,
@@ -333,7 +347,7 @@ class OptimizerPart:
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
         """Return the tree of an optimizer that has not stepped, with the learning rates of this one."""
-        kept = ("class", "param_groups", "registered", "turned")
+        kept = ("class", "param_groups", "registered", "turned", "gradients")
         return {**{key: tree[key] for key in kept if key in tree}, "state": {}, "on_host": []}
 
     def merge(self, trees: SavedTrees) -> Any:
@@ -383,9 +397,10 @@ class OptimizerPart:
         here = self._fit(tree)
         self.said = groups.news(self.name, here, self._first, tree)
         groups.put_back(self.name, self.optimizer, here, tree["param_groups"], self._param)
-        for name, needs in tree.get("turned", {}).items():
-            if name in self._param:
-                self._param[name].requires_grad_(needs)
+        if self.own:
+            self._turn(tree.get("turned", {}))
+        graded = {name: given for name, given in optimizer_tree.graded(tree).items() if name in self._param}
+        gradients.put_back([self._param[name] for name in graded], "".join(graded.values()))
         self._fill(tree)
         if type(self.optimizer).load_state_dict is not Optimizer.load_state_dict:
             # Its own `load_state_dict` does more than load (Horovod's drops pending gradients). `_fill` below
@@ -397,6 +412,15 @@ class OptimizerPart:
         if self._products is not None:
             self._products.repeat(tree.get("products_since", 1))
         self.refresh()
+
+    def _turn(self, turned: dict[str, bool]) -> None:
+        params = ((name, self._param[name], needs) for name, needs in turned.items() if name in self._param)
+        other = [name for name, param, needs in params if param.requires_grad is not needs]
+        for name in other:
+            self._param[name].requires_grad_(turned[name])
+        if other:
+            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            log.info("%s: %s%s is frozen or trained again, as the run had it", self.name, other[0], more)
 
     def _fill(self, tree: Any) -> None:
         self.optimizer.state.clear()

@@ -18,6 +18,7 @@ import torch
 
 from .....providers.errors import CheckpointError
 from ...sharding.dtensor import cut_of, is_dtensor, layout
+from . import gradients
 
 #: How one mesh dimension places a tensor: the number of the tensor's dimension that it cuts, or `COPIES`. The number
 #: is in a list if the dimension is cut in pieces, as `fully_shard` does after tensor parallel.
@@ -107,8 +108,9 @@ def _numbers(value: Any, least: int) -> bool:
 # --- the saved tree, its form, and a check of that form ---
 #
 # The tree refers to parameters by name. It has `param_groups` with their options, those options that were others at
-# `register` (`registered`), the flags of parameters that need a gradient since then, or need none since then (`turned`), the `state` of each parameter, and
-# under `other` the values with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
+# `register` (`registered`), the flags of parameters that need a gradient since then, or need none since then (`turned`), which
+# parameters of the groups have `gradients` (one character for each), the `state` of each parameter, and under `other` the values
+# with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
 # `shards` and `placed` record where `factors` are. `plain` names tensors that may be factors although they have their
 # parameter's shape.
 
@@ -118,9 +120,15 @@ def by_field(values: Any) -> Iterable[tuple[str, Any]]:
     return values.items() if isinstance(values, dict) else [("value", values)]
 
 
-def steps(tree: dict[str, Any]) -> set[str]:
+def steps(tree: dict[str, Any]) -> list[str]:
     """Return the names of the parameters that the saved optimizer stepped."""
-    return {name for group in tree["param_groups"] for name in group["params"]}
+    return [name for group in tree["param_groups"] for name in group["params"]]
+
+
+def graded(tree: dict[str, Any]) -> dict[str, str]:
+    """Return what the tree has of each parameter's gradient."""
+    names = steps(tree)
+    return dict(zip(names, tree.get("gradients", "").ljust(len(names), gradients.NONE), strict=False))
 
 
 def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
@@ -137,6 +145,8 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         wrong = "registered"
     elif not all(type(name) is str and type(needs) is bool for name, needs in _items(tree.get("turned", {}))):
         wrong = "turned"
+    elif not gradients.well_formed(tree.get("gradients", "")):
+        wrong = "gradients"
     elif not (isinstance(state, dict) and _words(list(state))):
         wrong = "state"
     elif not _words(on_host):

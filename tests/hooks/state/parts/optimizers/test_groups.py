@@ -124,7 +124,7 @@ def toggled(number: int, model: nn.Sequential) -> None:
 def test_parameters_that_were_frozen_or_trained_later_come_back_so(
     change: Callable[[int, nn.Sequential], None], cut: int, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the groups that the optimizer had from the beginning, and without a word."""
+    """In the groups that the optimizer had from the beginning. A line says so, which is no warning."""
 
     def make() -> Job:
         seed()
@@ -150,8 +150,46 @@ def test_parameters_that_were_frozen_or_trained_later_come_back_so(
         step_on(guard, job, *range(cut))
         guard.save()
     caplog.clear()
-    assert finished(folder, make, TOTAL) == (cut, expected[TOTAL])
-    assert caplog.messages == []
+    with caplog.at_level(logging.INFO):
+        assert finished(folder, make, TOTAL) == (cut, expected[TOTAL])
+    assert [each for each in caplog.records if each.levelno > logging.INFO] == []
+    said = [each for each in caplog.messages if "as the run had it" in each]
+    turned = cut > 2 if change is flags else cut != 3
+    assert len(said) == turned, said
+
+
+def test_another_runs_frozen_layers_stay_as_the_script_has_them(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    values = make()
+    with guarded(folder, values) as guard:
+        guard.restore()
+        values["model"].requires_grad_(False)
+        guard.step()
+        guard.save()
+    for run_id, needs in (("other", True), ("run", False)):
+        fresh = make()
+        with guarded(folder, fresh, run_id) as guard:
+            assert guard.restore(run_id="run") == 1
+        assert [p.requires_grad for p in fresh["model"].parameters()] == [needs, needs], run_id
+
+
+def test_a_layer_that_is_frozen_among_many_is_found_at_the_next_boundary() -> None:
+    """Boundaries look at few parameters, from all over the model."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part = next(each for each in build({"m": model, "o": optimizer}, RankOf()).parts if each.name == "o")
+    for number in (0, 17, 34):
+        model[number : number + 6].requires_grad_(False)
+        part.at_boundary()
+        assert len(part.tree()["turned"]) == 12
+        model.requires_grad_(True)
+        part.at_boundary()
+        assert "turned" not in part.tree()
 
 
 def test_boundaries_look_at_all_parameters_in_turn() -> None:
