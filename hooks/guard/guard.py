@@ -179,7 +179,8 @@ class Guard:
             raise
         if state.passed == _SETTLED:
             self._saver.rehearse()
-        state.turn.mark(look=state.looks)
+        if gathered := state.turn.mark(look=state.looks, idle=state.monitor.idle):
+            state.monitor.gathered(gathered)
         self._place.here()
         if self._parts.rank:
             return

@@ -133,8 +133,8 @@ class State:
         self.turn = TurnSigns(
             self.parts,
             lambda: (
-                [[p for g in each.param_groups for p in g["params"]] for each in registered.optimizers]
-                or [[*each.parameters()] for each in values.values() if isinstance(each, torch.nn.Module)]
+                {id(o): [p for g in o.param_groups for p in g["params"]] for o in registered.optimizers}
+                or {id(m): [*m.parameters()] for m in values.values() if isinstance(m, torch.nn.Module)}
             ),
             lambda: parameter_names(values),
         )

@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -73,8 +74,12 @@ DEAD = (
     "the registered optimizer %r no longer steps, and %s in its place: checkpoints lack the moments; change %r itself "
     "(param_groups, state), or register all optimizers before training begins"
 )
+CARRIED = (
+    "%r steps on gradients of an earlier turn, and a checkpoint has no values of gradients, so a resumed run trains otherwise; call "
+    "guard.step() only at the end of a turn in which %r has stepped, behind all batches that it gathers"
+)
 #: The cases of misuse, the worst first.
-_CASES = ("unmarked", "dead", "order", "unregistered")
+_CASES = ("unmarked", "dead", "order", "carried", "unregistered")
 
 
 class StepMonitor:
@@ -105,6 +110,10 @@ class StepMonitor:
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
                 self._registered[id(value)] = (name, value)
+        #: Whether a registered optimizer did not step in the last turn, and those that did.
+        self.idle, self._stepped_last = False, set[int]()
+        #: By the id of an optimizer that did not step in an earlier turn: a parameter, and the gradient that the turn left there.
+        self._carried: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         #: The ids of the optimizers whose steps the monitor only counts.
         self._quiet: frozenset[int] = frozenset()
         self._others: dict[int, UnregisteredOptimizer] = {}
@@ -177,7 +186,7 @@ class StepMonitor:
         with self._lock:
             self._restored, self.marked, self.steps = True, False, 0
             self._since, self._look_at = self._now(), max(_STEPS, _TIMES * self._most)
-            self._others, self._beside, self._stepped = {}, {}, set()
+            self._others, self._beside, self._stepped, self._carried = {}, {}, set(), {}
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
             self._weights = None if self._registered else _weights_of(self._values)
@@ -190,7 +199,18 @@ class StepMonitor:
             self._most = self.steps
             self._marked_again()
         self.steps = 0
-        self._stepped.clear()
+        self.idle = len(self._stepped) < len(self._registered)
+        if self.idle:
+            self._stepped_last, self._stepped = self._stepped, set()
+        else:
+            self._stepped.clear()
+
+    def gathered(self, found: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Note what the last turn has gathered for optimizers that did not step in it: they may step on it in a later one."""
+        for key, param in found:
+            if key in self._registered and key not in self._stepped_last:
+                self._carried[key] = param, param.grad
+        self._quiet -= self._carried.keys()
 
     def _on_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count a step, before any optimizer makes it. Any thread may make the step."""
@@ -200,7 +220,8 @@ class StepMonitor:
             self.steps += 1
             if self.steps < self._look_at:
                 return
-        self._guarded(self._see, optimizer, key)
+        # A closure computes the gradients anew, within the step.
+        self._guarded(self._see, optimizer, key, len(args) > 1 or "closure" in kwargs)
 
     def _guarded(self, what: Callable[..., None], *values: Any) -> None:
         try:
@@ -212,7 +233,19 @@ class StepMonitor:
 
     # --- a step that is checked, under the lock ---
 
-    def _see(self, optimizer: Optimizer, key: int) -> None:
+    def _see(self, optimizer: Optimizer, key: int, closure: bool) -> None:
+        if key in self._carried:
+            param, gradient = self._carried.pop(key)
+            if (
+                param.grad is gradient
+                and not closure
+                and self._order is None
+                and not self._misuse.get("order")
+            ):
+                name = self._registered[key][0]
+                self._misuse["carried"] = CARRIED % (name, name)
+                if self._first("carried"):
+                    log.warning(CARRIED, name, name)
         if key not in self._quiet:
             if key not in self._registered and not self._trains_ours(optimizer, key):
                 return
@@ -284,7 +317,7 @@ class StepMonitor:
             if self._order.done:
                 self._order = None
         if self._order is None:
-            self._quiet = frozenset(self._registered)
+            self._quiet = frozenset(self._registered.keys() - self._carried.keys())
             self._alert = bool(self.dead)
 
     def _look_for_dead(self, beside: Iterable[UnregisteredOptimizer]) -> None:

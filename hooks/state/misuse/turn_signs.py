@@ -23,11 +23,12 @@ from ..parts.loaders import ResumableLoader
 from ..parts.module import ModulePart
 from ..parts.optimizers.optimizer import OptimizerPart
 from ..parts.rng import RngPart
+from ..parts.stateful import ScalerPart
 from ..parts.values import CopiedValue, Part, StatefulPart, TensorPart
 from ..sharding.dtensor import local
 
 #: The most optimizers whose gradients are followed, by two parameters each: 0.15 µs for each parameter at a boundary.
-_OPTIMIZERS = 2
+_OPTIMIZERS = 8
 #: The most bytes of a gradient that is followed: it is kept until the next boundary.
 _KEPT = 2**20
 
@@ -37,14 +38,14 @@ class TurnSigns:
 
     Args:
         parts: the parts of the registered values.
-        trained: returns the parameters of each registered optimizer; without one, of each module.
+        trained: returns the parameters of each registered optimizer, by its id; without one, of each module.
         names: returns the names of the parameters by id.
     """
 
     def __init__(
         self,
         parts: Sequence[Part],
-        trained: Callable[[], Sequence[Sequence[torch.Tensor]]],
+        trained: Callable[[], Mapping[int, Sequence[torch.Tensor]]],
         names: Callable[[], Mapping[int, str]],
     ) -> None:
         self._parts, self._trained, self._names = parts, trained, names
@@ -53,23 +54,46 @@ class TurnSigns:
             for part in parts
             if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader)
         }
+        self._scalers = [part.value for part in parts if isinstance(part, ScalerPart)]
+        self._scales: list[Any] = []
         self._followed: list[torch.Tensor] = []
-        self._gradients: list[tuple[torch.Tensor | None, int]] = []
+        #: The id of the optimizer of each.
+        self._steppers: list[int] = []
+        #: The id of each one's gradient, its version, and the gradient itself, so that no other one gets its id.
+        self._gradients: list[tuple[int, int, torch.Tensor] | None] = []
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._delivered: list[tuple[int, int]] = []
 
-    def mark(self, *, look: bool) -> None:
+    def mark(self, *, look: bool, idle: bool = False) -> Sequence[tuple[int, torch.Tensor]]:
         """Take the signs at a boundary. On the training thread, after every step: microseconds count.
 
         Args:
             look: choose the parameters to follow. The first step shows which ones have gradients.
+            idle: an optimizer has not stepped in this turn.
+
+        Returns:
+            In such a turn, the parameters whose gradient has changed, each with the id of its optimizer. None if a scaler was
+            updated: it may have skipped the step.
         """
+        now = self._look_at_gradients()
+        gathered: Sequence[tuple[int, torch.Tensor]] = ()
+        if idle and now != self._gradients and self._scales == [*map(_scale, self._scalers)]:
+            changed = zip(self._steppers, self._followed, self._gradients, now, strict=True)
+            gathered = [(key, p) for key, p, before, after in changed if after and before != after]
+        self._gradients = now
         if look:
-            self._followed = [p for params in self._trained()[:_OPTIMIZERS] for p in _smallest(params)]
-            self._weights = []
-        self._gradients = [((g := p.grad), 0 if g is None else g._version) for p in self._followed]
+            trained = [*self._trained().items()][:_OPTIMIZERS]
+            followed = [(key, p) for key, params in trained for p in _smallest(params)]
+            self._steppers, self._followed = [key for key, _ in followed], [p for _, p in followed]
+            self._weights, self._gradients = [], self._look_at_gradients()
         if self._loaders:
             self._delivered = [each.progress for each in self._loaders.values()]
+        if self._scalers:
+            self._scales = [*map(_scale, self._scalers)]
+        return gathered
+
+    def _look_at_gradients(self) -> list[tuple[int, int, torch.Tensor] | None]:
+        return [None if (g := p.grad) is None else (id(g), g._version, g) for p in self._followed]
 
     def keep_weights(self) -> None:
         """Keep the weights that are followed, before the first step of an optimizer changes them."""
@@ -88,10 +112,10 @@ class TurnSigns:
         for (name, loader), before in zip(self._loaders.items(), self._delivered, strict=True):
             if (now := loader.progress) != before and now[1]:
                 return f"{name} has delivered a batch"
-        for p, (gradient, version) in zip(self._followed, self._gradients, strict=True):
-            grad = p.grad
-            if grad is None or (grad is gradient and grad._version == version):
+        for p, before, now in zip(self._followed, self._gradients, self._look_at_gradients(), strict=True):
+            if now is None or now == before:
                 continue
+            grad = now[2]
             if bool((grad._values() if grad.is_sparse else local(grad)).any()):  # zeros are no sign of a turn
                 return f"the gradient of {self._names().get(id(p), 'a parameter')} has changed"
         trained = (part for part in self._parts if buffers and isinstance(part, ModulePart) and part.trained)
@@ -132,6 +156,12 @@ class TurnSigns:
             asked.forms = Forms(objects=part.forms.objects)
             asked.at_boundary()
             yield from _differences(part.tree(), asked.tree(), part.name)
+
+
+def _scale(scaler: Any) -> tuple[int, int]:
+    """Return what differs after each update of a scaler. Nothing is read from a device."""
+    scale = getattr(scaler, "_scale", None)
+    return id(scale), 0 if scale is None else scale._version
 
 
 def _smallest(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:

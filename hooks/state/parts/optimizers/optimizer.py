@@ -147,6 +147,8 @@ class OptimizerPart:
         self._flags = [(p, p.requires_grad) for p in params]
         #: Which of them have a gradient.
         self._graded = gradients.presence(params)
+        #: Whether each boundary asks.
+        self._asks = not (self._state_shows and self.optimizer.state)
         #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
         self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
@@ -216,7 +218,7 @@ class OptimizerPart:
             if param.requires_grad is not needs:
                 self._flags = [(p, p.requires_grad) for p, _ in self._flags]
                 break
-        if not (self._state_shows and self.optimizer.state):
+        if self._asks:
             self._graded = gradients.presence(p for p, _ in self._flags)
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
