@@ -318,6 +318,7 @@ class State:
         """Note that training begins, or returns to an earlier step. On the training thread."""
         self.monitor.restored()
         self.passed, self.looks = 0, True
+        self._unsaved.restored()
         for module in self._modules:
             module.begin()
         self.turn.mark(look=True)

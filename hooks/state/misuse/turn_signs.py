@@ -109,8 +109,8 @@ class TurnSigns:
         Args:
             buffers: the boundary has copied the buffers, and weights have not changed since.
         """
-        for (name, loader), before in zip(self._loaders.items(), self._delivered, strict=True):
-            if (now := loader.progress) != before and now[1]:
+        for (name, loader), delivered in zip(self._loaders.items(), self._delivered, strict=True):
+            if (progress := loader.progress) != delivered and progress[1]:
                 return f"{name} has delivered a batch"
         for p, before, now in zip(self._followed, self._gradients, self._look_at_gradients(), strict=True):
             if now is None or now == before:

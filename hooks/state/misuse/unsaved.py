@@ -32,6 +32,11 @@ class UnsavedState:
         self.lacks = ""
         self._gone = ""
 
+    def restored(self) -> None:
+        """Begin anew to look for values that change: a restore is no change."""
+        for each in self._changing:
+            each.begin()
+
     def look_for_gaps(self, state_tensors: Sequence[StateTensor]) -> None:
         """Find tensors that no save can hold, although `register` accepted them.
 

@@ -7,8 +7,8 @@ functions, and for other objects the results of `gc.get_referents`.
 
 The search walks only optimizers, and leaves out the values of `EXEMPT`. A model's author decides about its other
 tensors. `register_buffer(persistent=False)` declares that `state_dict()` leaves a buffer out. Plain attributes are
-mostly masks and tables, so refusing them would refuse most models. If such a tensor changes with each step, a warning
-reports it. An object with its own `state_dict()` has declared its state. `docs/how-to/training-script.md` documents all
+mostly masks and tables, so refusing them would refuse most models. If such a tensor, or a number, changes with each step, a
+warning reports it. An object with its own `state_dict()` has declared its state. `docs/how-to/training-script.md` documents all
 three cases.
 """
 
@@ -46,7 +46,7 @@ _EACH = 4
 
 #: Values that the search leaves out, with the reason. docs/how-to/training-script.md has the same list.
 EXEMPT = {
-    "gradients: `.grad` and `.main_grad`": "they do not count at a boundary",
+    "gradients: `.grad` and `.main_grad`": "their values do not count at a boundary",
     "autograd graphs": "they belong to a running step",
     "tensors without elements or without memory": "there is nothing to save",
     "hooks of the optimizer": "whoever registered a hook owns what it holds",
@@ -145,19 +145,25 @@ class ChangingValues:
 
     def __init__(self, values: Callable[[], dict[str, Any]], times: int, message: str) -> None:
         self._values, self._times, self._message = values, times, message
-        self._seen = values()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew: a restore has changed the values."""
+        self._seen = self._values()
         self._row: dict[str, int] = {}
 
     def look(self) -> None:
-        """Warn about each value that has changed often enough, once per value."""
-        now = self._values()
+        """Warn about the values that have changed often enough by now."""
+        now, told = self._values(), []
         for name, value in now.items():
             in_a_row = self._row.get(name, 0)
             if in_a_row < self._times:
                 self._row[name] = in_a_row + 1 if name in self._seen and self._seen[name] != value else 0
                 if self._row[name] == self._times:
-                    log.warning(self._message, name)
+                    told.append(name)
         self._seen = now
+        if told:
+            log.warning(self._message, told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
 
 
 def counts(owners: Mapping[str, object]) -> ChangingValues:
@@ -184,7 +190,8 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
 
 
 def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
-    """Return a watch on the tensors that modules keep in plain attributes.
+    """Return a watch on what modules keep and `state_dict()` leaves out: tensors and numbers in attributes, `training`, and
+    buffers that are not persistent.
 
     A table is made once, and state changes with each step. The watch waits for two changes in a row: tables are made
     in the first forward, or grow.
@@ -195,22 +202,29 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
 
     def values() -> dict[str, Any]:
         return {
-            f"{name}.{prefix}.{key}".replace("..", "."): (id(value), value._version, value.data_ptr())
+            f"{name}.{prefix}.{key}".replace("..", "."): form
             for name, module in modules.items()
             for prefix, each in module.named_modules()
-            for key, value in vars(each).items()
-            if isinstance(value, torch.Tensor)
-            and not unreadable(value)
-            and _counts(value)
-            and not value.is_inference()
+            for key, value in (*vars(each).items(), *each._buffers.items())
+            if key not in each._buffers or key in each._non_persistent_buffers_set
+            if (form := _form(value)) is not None
         }
 
     return ChangingValues(
         values,
         2,
-        "%s is a tensor that changes during training and that state_dict() leaves out, so it is not "
-        "saved: a resumed run begins with its initial value; if that matters, use register_buffer()",
+        "%s changes during training and state_dict() leaves it out, so it is not saved: a resumed run begins with "
+        "its initial value; if that matters, use a persistent buffer, or set it from the step's number in each turn",
     )
+
+
+def _form(value: Any) -> Any:
+    """Return what is equal while a tensor or a number has not changed; None for other values, and for numbers that are no numbers."""
+    if type(value) in (bool, int, float):
+        return value if value == value else None
+    if not isinstance(value, torch.Tensor) or unreadable(value) or not _counts(value) or value.is_inference():
+        return None
+    return id(value), value._version, value.data_ptr()
 
 
 #: An object on a path, the path to its owner, and the step between them: ".attribute", "['key']", "[0]".

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 #: Steps of a run, and of its first life.
 TOTAL, CUT = 16, 11
 
-Step = Callable[[Pair, torch.amp.GradScaler, int], object]
+Step = Callable[[Pair, torch.amp.GradScaler, int], None]
 
 
 def backward(pair: Pair, number: int, *, generator: bool = True) -> torch.Tensor:
@@ -129,10 +129,14 @@ def a_generator_that_steps_at_times(pair: Pair, scaler: torch.amp.GradScaler, nu
 
 
 def a_closure(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    def anew() -> torch.Tensor:
+        both(pair, "zero_grad")
+        return backward(pair, number)
+
     backward(pair, number)
     if number % 2:
-        for optimizer in (pair.oa, pair.ob):
-            optimizer.step(lambda: (both(pair, "zero_grad"), backward(pair, number))[1])  # type: ignore[arg-type,return-value]
+        pair.oa.step(anew)  # type: ignore[arg-type]
+        pair.ob.step(anew)  # type: ignore[arg-type]
 
 
 #: What is named, and whether a resumed run ends as an uninterrupted one.

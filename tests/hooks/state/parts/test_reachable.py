@@ -314,7 +314,7 @@ def test_a_count_beside_the_state_is_told(folder: Path, caplog: pytest.LogCaptur
 
 
 class Kept(nn.Module):
-    """Keeps tensors in plain attributes: one is a table, one grows in the first forward, and one is state."""
+    """Keeps what its `state_dict()` leaves out: a table, a tensor that grows in the first forward, and state of four kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,33 +325,49 @@ class Kept(nn.Module):
         self.grown: torch.Tensor | None = None
         self.last: torch.Tensor | None = None
         self.mean = torch.zeros(4)
+        self.calls, self.rate, self.bad = 0, 1.0, float("nan")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.grown is None:
             self.grown = torch.ones(4)
         self.mean.lerp_(x.detach(), 0.1)
+        self.calls, self.rate = self.calls + 1, self.rate * 0.9
         self.scratch.copy_(x.detach())
         self.last = self.weight * x + self.mean
         return self.last
 
 
-def test_a_tensor_of_a_module_that_changes_is_told_and_no_other(
+def test_a_module_that_changes_what_its_state_leaves_out_is_told_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its author may have forgotten to make it a buffer; a table is none, nor what belongs to the graph."""
+    """Its author may have forgotten to make it a buffer; a table is none, nor what belongs to the graph, nor an evaluation's mode."""
     seed()
     model = nn.Sequential(Kept())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
         guard.restore()
         for _ in range(17):
+            model.train()
             model(torch.rand(4)).sum().backward()
             optimizer.step()
+            model.eval()
             guard.step()
         guard.save()
-    told = [record.message for record in caplog.records if "state_dict() leaves out" in record.message]
-    assert len(told) == 1
-    assert told[0].startswith("model.0.mean is a tensor that changes")
+    told = [each for each in caplog.messages if "state_dict() leaves it" in each]
+    assert [each.partition(" changes ")[0] for each in told] == ["model.0.mean (and 3 more)"]
+
+
+def test_a_restore_is_no_change_of_a_number(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is what a script sets once, before or behind it."""
+    seed()
+    model = Kept()
+    with guarded(folder, {"model": model}) as guard:
+        for number in range(5):
+            model.calls = number
+            guard.restore()
+            guard.step()
+            guard.save()
+    assert "state_dict() leaves it" not in caplog.text
 
 
 # --- the second oracle ----------------------------------------------------------------------------------------
