@@ -50,6 +50,8 @@ class Session:
     since: float
     #: It makes a checkpoint when the agent asks for one.
     checkpoints: bool = False
+    #: The verdict of `spotguard prove` about its code.
+    proof: str = ""
     position: Position | None = None
     heard_at: float = 0.0
     #: The step at which its training began here; negative before.
@@ -75,6 +77,7 @@ class Session:
             nbytes=register.nbytes,
             since=now,
             checkpoints=register.checkpoints,
+            proof=clip(register.proof, TEXT),
         )
 
     def same_client(self, other: Session) -> bool:
@@ -156,6 +159,7 @@ class Session:
             "world": self.world,
             "bytes": self.nbytes,
             "for_seconds": round(now - self.since, 1),
+            "proof": self.proof or None,
             "step": at.step,
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),

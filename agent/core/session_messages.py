@@ -249,7 +249,10 @@ class Answers:
     def _position(self, session: Session, message: protocol.Position) -> None:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
-            self._turn.log(f"{session.who}: training {at} of run {session.run_id} in {session.store}")
+            line = f"{session.who}: training {at} of run {session.run_id} in {session.store}"
+            if session.rank == 0 and message.attempt == 1 and session.proof[:6] not in ("", "EXACT "):
+                line = f"{line}; {session.proof}"
+            self._turn.log(line)
             self._turn.do(
                 ReportEvent(
                     "training", {"run_id": session.run_id, "rank": session.rank, "store": session.store}

@@ -37,6 +37,7 @@ from ..ipc.failures.progress import TrainingProgress
 from ..ipc.notice import PreemptionNotice
 from ..ipc.threads import join_ended
 from ..restore.collective import cannot_begin
+from ..restore.proof_file import judged
 from ..restore.startup import Startup, StartupMessages
 from ..save.checkpointer import Checkpointer
 from ..save.request import SavedCheckpoint
@@ -97,7 +98,9 @@ class GuardParts:
             callbacks.registration, callbacks.position, self._hear, self._lost, self._welcomed
         )
         self.coordinator = None if channel is None else Coordinator(channel, clock, self.agent.send)
-        self.startup_messages = StartupMessages(self.rank == 0, store.url)
+        #: The verdict of `spotguard prove` about this code, in words.
+        self.proof = judged(state)
+        self.startup_messages = StartupMessages(self.rank == 0, store.url, self.proof)
         self.phase_times = PhaseTimes()
         self.history = AttemptHistory(lambda: self.phase_times.facts)
         self.gate = gate = Gate(together=channel is not None)
@@ -138,7 +141,7 @@ class GuardParts:
         """
         self.nbytes = self.state.expected_bytes()
         keep = kept("SPOTGUARD_KEEP")
-        self.startup = Startup(self.store, self.run_id, self.clock, self.channel)
+        self.startup = Startup(self.store, self.run_id, self.clock, self.channel, self.proof)
         self.startup.meet(self.state)
         # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
         self.startup.admit(lambda: self.agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))

@@ -24,6 +24,7 @@ def registration(parts: GuardParts) -> protocol.Register:
         nbytes=parts.nbytes,
         checkpoints=True,
         elsewhere=parts.channel is not None and len(set(parts.channel.machines)) > 1,
+        proof=clip(parts.proof, TEXT),
     )
 
 

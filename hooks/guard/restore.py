@@ -50,7 +50,13 @@ def restore(
     parts.progress.begin()
     parts.schedule.restored(parts.clock.monotonic())
     skip = 0 if run_id != parts.run_id else max(0, parts.startup.skip_until - done.step)
-    parts.startup_messages.restored(run_id, done.step, guarded=parts.agent.guarded, skip=skip)
+    parts.startup_messages.restored(
+        run_id,
+        done.step,
+        guarded=parts.agent.guarded,
+        attempt=parts.checkpointer.attempt,
+        skip=skip,
+    )
     return done, skip
 
 

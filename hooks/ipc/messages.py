@@ -92,6 +92,8 @@ class Register(Message):
     #: "PORT SECRET" at which the other machines look for this machine's agent, as an agent before this one gave it;
     #: "" if none did.
     heartbeat: str = ""
+    #: The verdict of `spotguard prove` about the code of this process, in words; "" if it has no script of its own.
+    proof: str = ""
 
 
 @message("delivered")

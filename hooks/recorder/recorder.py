@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from ...providers.clock import Clock
+from ..restore.proof_file import own_script, running_code, versions
 from . import checksums, startup
 from .guard import GuardRecorder, RecordedGuard
 from .plan import NEVER, LifePlan, Place
@@ -46,6 +47,8 @@ class RunRecorder(GuardRecorder):
         #: Optimizers that have stepped, by id. The reference keeps each id from being reused.
         self._optimizers: dict[int, Optimizer] = {}
         self._known: dict[str, Any] = {}
+        #: The number of loaded modules when the code was last recorded.
+        self._loaded = 0
         self._steps_before_any_boundary = 0
         self._nothing = threading.Event()  # never set: `_wait` sleeps on it between two polls
 
@@ -151,6 +154,9 @@ class RunRecorder(GuardRecorder):
 
     def _look(self) -> dict[str, Any]:
         census = self._census()
+        if self._loaded != len(sys.modules):
+            self._loaded = len(sys.modules)
+            self._write("code", script=own_script(), files=running_code(), versions=versions())
         state = self._registered.items()
         moved, known = self._moved(census)
         for optimizer, facts in known.items():

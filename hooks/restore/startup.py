@@ -41,6 +41,7 @@ from ..ipc.threads import side_by_side
 from ..state.state import State
 from .begin_anew import ReportDamage, unreported
 from .collective import restore_together, see_the_same
+from .proof_file import command, is_exact, is_verdict
 from .restore import CheckpointChoice, Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 from .saves_in_flight import SavesInFlight
@@ -53,13 +54,17 @@ class Startup:
 
     Args:
         channel: this rank's channel to the other ranks; None in a job of one process.
+        proof: the verdict of `spotguard prove` about this code, for the attempt's record.
     """
 
-    def __init__(self, store: BlobStore, run_id: str, clock: Clock, channel: Channel | None) -> None:
+    def __init__(
+        self, store: BlobStore, run_id: str, clock: Clock, channel: Channel | None, proof: str = ""
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._clock = clock
         self._channel = channel
+        self._proof = proof
         self._extras_worth = extras_worth()
         self._anew = yes("SPOTGUARD_BEGIN_ANEW")
         #: This run's stage on this machine; None if it has none.
@@ -112,8 +117,8 @@ class Startup:
         Raises:
             StoreError: the store failed.
         """
-        command = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
-        info = {"pid": os.getpid(), "command": command, "launchers": launchers(os.environ)}
+        words = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
+        info = {"pid": os.getpid(), "command": words, "launchers": launchers(os.environ)}
         here = (
             [this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode()]
             if self._channel is None
@@ -124,6 +129,8 @@ class Startup:
             "machine_count": len(here),
             "up": booted(self._clock.time()),
         }
+        if self._proof:
+            info["proof"] = self._proof
         store = self._patient("Training was not started")
         if self.failures:
             leaves = [kind for kind, (action, _) in self._rules.items() if action == "leave"]
@@ -264,14 +271,16 @@ class StartupMessages:
     Args:
         first: whether this rank speaks for its job.
         url: URL of the store.
+        proof: the verdict of `spotguard prove` about this code.
     """
 
-    def __init__(self, first: bool, url: str) -> None:
+    def __init__(self, first: bool, url: str, proof: str = "") -> None:
         self._first = first
         self._url = url
+        self._proof = proof
 
-    def restored(self, run_id: str, step: int, *, guarded: bool, skip: int = 0) -> None:
-        """Report the step from which training goes on.
+    def restored(self, run_id: str, step: int, *, guarded: bool, attempt: int = 0, skip: int = 0) -> None:
+        """Report the step from which training goes on. A run's first attempt also tells whether its code is proven.
 
         Args:
             guarded: whether an agent has welcomed this process.
@@ -282,7 +291,13 @@ class StartupMessages:
         text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
         # An agent that runs as a service writes to the machine's journal, which does not show at this terminal.
         by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
-        tell(f"{text} in {self._url}", aloud=not by_run)
+        text = f"{text} in {self._url}"
+        if attempt == 1 and not is_exact(self._proof):
+            if is_verdict(self._proof):
+                log.warning("this code was proven %s: %s names the cause", self._proof, command())
+            else:
+                text = f"{text}; {self._proof}, so type: {command()}"
+        tell(text, aloud=not by_run)
         if skip:
             log.warning(
                 "values were not finite behind the data of the next %d steps: guard.skip_steps is %d, for the script to skip "

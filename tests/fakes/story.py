@@ -129,9 +129,10 @@ class Story:
         checkpoints: bool = True,
         rank: int = 0,
         world: int = 1,
+        proof: str = "",
     ) -> int:
         self._sessions += 1
-        said = Register(pid, run, "train.py", store, rank, world, checkpoints=checkpoints)
+        said = Register(pid, run, "train.py", store, rank, world, checkpoints=checkpoints, proof=proof)
         self.on(Opened(self._sessions, pid, uid, said))
         return self._sessions
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotguard.hooks.arguments import STORE_FOLDER
+from spotguard.hooks.restore import proof_file
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import amount
 
@@ -24,7 +25,7 @@ _FICLONE = 0x40049409
 #: Directories that a copy links to: a program writes nothing there that it reads again.
 _LINKED = frozenset({".git", ".hg", ".tox", "node_modules"})
 #: Directories that no life needs.
-_LEFT_OUT = frozenset({STORE_FOLDER, "__pycache__"})
+_LEFT_OUT = frozenset({STORE_FOLDER, proof_file.FOLDER, "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)

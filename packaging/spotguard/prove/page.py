@@ -89,6 +89,8 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
     if proof.trouble:
         yield "variables", f"not looked at: {proof.trouble}", ""
     yield from _why(proof)
+    if proof.kept:
+        yield "kept", proof.kept, ""
 
 
 def _why(proof: Proof) -> Iterator[tuple[str, str, str]]:
@@ -134,6 +136,7 @@ def as_json(proof: Proof, command: Sequence[str]) -> dict[str, Any]:
         "seconds": round(proof.seconds, 1),
         "copy_bytes": proof.copy_bytes,
         "copy_shares_blocks": proof.shares_blocks,
+        "kept": proof.kept,
     }
 
 

@@ -12,7 +12,9 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
+from spotguard.hooks.restore import proof_file
 from spotguard.providers.clock import Clock
+from spotguard.providers.redaction import redacted
 
 from . import compare, copies, evidence, series
 from .causes import Cause, causes
@@ -111,6 +113,8 @@ class Proof:
     shares_blocks: bool = False
     #: Whether the script ended by itself before `--steps`.
     own_end: bool = False
+    #: The file that keeps the verdict for the script's next starts, or why none does; "" for a command without a script.
+    kept: str = ""
 
 
 def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proof:
@@ -150,7 +154,32 @@ def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proo
             ) from error
         proof.lives, proof.seconds = lived.count, clock.monotonic() - began
         proof.copy_bytes, proof.shares_blocks = size, shares
+        proof.kept = _keep(trial, proof, lived.lives[series.UNDISTURBED[0].name][0])
         return proof
+
+
+def _keep(trial: ProofRequest, proof: Proof, life: Life) -> str:
+    """Write the verdict beside the script, and return the file, or why it cannot be written; "" if there is no script."""
+    record = life.records[0]
+    if not record.script:
+        return ""
+
+    def original(path: str) -> Path:
+        copied = Path(path).is_relative_to(life.workdir)
+        return trial.original.folder / Path(path).relative_to(life.workdir) if copied else Path(path)
+
+    body = {
+        "verdict": str(proof.verdict),
+        "steps": proof.steps,
+        "command": redacted(trial.command),
+        "registered": dict(proof.kinds),
+        "versions": dict(record.versions),
+    }
+    code = {str(original(path)): digest for path, digest in record.code.items()}
+    try:
+        return str(proof_file.write(original(record.script), body, code))
+    except OSError as error:
+        return f"not kept for the script's next starts: {error}"
 
 
 def _folder(trial: ProofRequest, stack: ExitStack) -> Path:

@@ -77,6 +77,11 @@ class Record:
     said: str = ""
     #: The type of each registered object, by name.
     kinds: dict[str, str] = field(default_factory=dict)
+    #: The hash of each file of the script's own code, by path, and the versions that ran it.
+    code: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    #: The path of the script; "" if the process has none.
+    script: str = ""
     #: Completed steps at the start; None if the rank never called `restore`.
     began: int | None = None
     #: Number of loaders' iterators that were made before `restore`.
@@ -131,6 +136,9 @@ class Record:
         self.optimizers[body["name"]] = Trained(
             body["name"], body["kind"], body["registered"], body["trains"], body["count"]
         )
+
+    def _code(self, body: Mapping[str, Any]) -> None:
+        self.code, self.versions, self.script = body["files"], body["versions"], body["script"]
 
     def _elsewhere(self, body: Mapping[str, Any]) -> None:
         self.elsewhere = body["run_id"]

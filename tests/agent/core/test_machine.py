@@ -60,6 +60,21 @@ def test_the_position_of_training_is_logged_once_restored() -> None:
     assert line == "rank 0 (pid 100): training continues at step 2810 of run gpt in file:///s"
 
 
+def test_the_first_attempt_of_unproven_code_is_logged_as_such() -> None:
+    never, begins = "never proven to resume exactly", "training begins at step 0 of run run in file:///s"
+    for proof, attempt, rank, end in (
+        (never, 1, 0, f"; {never}"),
+        (never, 2, 0, ""),
+        (never, 1, 1, ""),
+        ("EXACT over 50 steps", 1, 0, ""),
+        ("", 1, 0, ""),
+    ):
+        story = Story()
+        story.says(story.opens(proof=proof, rank=rank, world=2), Position(0, attempt=attempt))
+        (line,) = [log.text for log in story.all(Log) if "training" in log.text]
+        assert line == f"rank {rank} (pid 100): {begins}{end}"
+
+
 # --- one training process, our own child ---
 
 

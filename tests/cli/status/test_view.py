@@ -108,6 +108,19 @@ def test_values_that_the_newest_checkpoint_lacks_are_named() -> None:
     ]
 
 
+def test_the_verdict_about_the_scripts_code_is_shown() -> None:
+    for proof, style in (
+        ("EXACT over 50 steps", ""),
+        ("never proven to resume exactly", "yellow"),
+        ("INEXACT over 50 steps", "yellow"),
+    ):
+        one = a_session(proof=proof)
+        line = f"  proof         {proof}", style
+        assert [*view.lines(a_body(sessions=[one]), NOW, 80)].count(line) == 1
+        ranks = [one | {"rank": rank, "world": 2} for rank in range(2)]
+        assert [*view.lines(a_body(sessions=ranks), NOW, 80)].count(line) == 1
+
+
 def test_damaged_checkpoint_is_none_and_is_named() -> None:
     damaged = {"checkpoint_age": None, "damaged_checkpoint": "000005000-0001-0003"}
     body = a_body(sessions=[a_session(checkpoint_step=-1, **damaged)])

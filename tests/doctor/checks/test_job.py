@@ -33,6 +33,18 @@ def test_one_that_saves_at_the_notice_is_well() -> None:
     assert found["checkpoint"].found == "run gpt-small-7: of step 5000, 12 s old; one is made every 60 s"
 
 
+def test_the_verdict_about_the_scripts_code_is_a_finding_once() -> None:
+    ranks = [a_rank(rank, world=2, proof="never proven to resume exactly") for rank in range(2)]
+    unproven = [each for each in job.look(ranks, TRIED) if "proof" in each.facts]
+    assert [(each.state, each.found) for each in unproven] == [
+        ("warning", "run gpt-small-7: never proven to resume exactly")
+    ]
+    assert unproven[0].advice.startswith("type spotguard prove -- COMMAND")
+    assert [
+        each.state for each in job.look([a_rank(proof="EXACT over 50 steps")], TRIED) if "proof" in each.facts
+    ] == ["ok"]
+
+
 def test_ranks_of_one_machine_share_its_link() -> None:
     found = looked(*(a_rank(rank, bytes=GIB, world=4) for rank in range(4)))
     assert found["job"].facts["bytes"] == 4 * GIB

@@ -8,8 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from spotguard.hooks.guard import Guard
+from spotguard.hooks.checkpoint.attempts import attempt_record
+from spotguard.hooks.guard import Guard, parts
+from spotguard.hooks.guard.position import registration
+from spotguard.hooks.restore.proof_file import NEVER, command
 from spotguard.hooks.restore.startup import StartupMessages
+from spotguard.providers.stores.factory import open_store
 from tests.fakes.printed import printed
 from tests.fakes.training import guarded, small
 
@@ -69,6 +73,38 @@ def test_other_ranks_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     words.restored("r", 3, guarded=False)
     words.finished("r", 3, 3)
     assert caplog.messages == []
+
+
+def test_the_first_attempt_of_unproven_code_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the line of its begin; the attempt's record and the agent have it too, also later."""
+    monkeypatch.setattr(parts, "judged", lambda values: NEVER)
+    caplog.set_level("INFO", logger="spotguard")
+    begins = f"run run begins at step 0 in {folder.as_uri()}"
+    for attempt, line in ((1, f"{begins}; {NEVER}, so type: {command()}"), (2, begins)):
+        caplog.clear()
+        with guarded(folder, small().values) as guard:
+            guard.restore()
+            assert registration(guard._parts).proof == NEVER
+        assert caplog.messages.count(line) == 1
+        record = attempt_record(open_store(folder.as_uri()), "run", attempt)
+        assert record is not None
+        assert record.info["proof"] == NEVER
+
+
+def test_code_that_was_proven_inexact_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for verdict, first, attempt, said in (
+        ("INEXACT over 50 steps", True, 1, 1),
+        ("UNSURE over 50 steps", True, 1, 1),
+        ("INEXACT over 50 steps", True, 2, 0),
+        ("INEXACT over 50 steps", False, 1, 0),
+        ("EXACT over 50 steps", True, 1, 0),
+    ):
+        caplog.clear()
+        StartupMessages(first, "file:///s", verdict).restored("r", 0, guarded=False, attempt=attempt)
+        warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert warned == [f"this code was proven {verdict}: {command()} names the cause"] * said
 
 
 def test_run_says_it_at_the_same_terminal_and_a_service_does_not() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from spotguard.hooks.restore.proof_file import is_exact
 from spotguard.providers.text import ago, amount, count
 
 #: Characters of a script's name in a table.
@@ -57,6 +58,8 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
     for problem, advice in misuse_of(session):
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
+    if proof := session["proof"]:
+        yield proof_row(proof)
     yield "checkpoint", checkpoint_of(session), ""
     if left_out := session["checkpoint_left_out"]:
         yield "left out", left_out, "yellow"
@@ -64,6 +67,11 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
     yield "saves", f"{size}{_mode(session)}{_takes(session)}", ""
     if session["saving"] is not None:
         yield "saving", saving_of(session), "bold"
+
+
+def proof_row(proof: str) -> Row:
+    """Return the row of the verdict about the script's code."""
+    return "proof", proof, "" if is_exact(proof) else "yellow"
 
 
 def _doing(session: dict[str, Any], begin: str = "") -> str:
@@ -105,6 +113,8 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
         each["checkpoint_left_out"] for each in found if each["checkpoint_left_out"]
     ):
         yield "left out", left_out, "yellow"  # each rank's are named on all ranks
+    for proof in dict.fromkeys(each["proof"] for each in found if each["proof"]):
+        yield proof_row(proof)
     wrong: dict[tuple[str, str], list[str]] = {}
     for each in by_rank(found):
         if still := still_of(each):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from spotguard.hooks.restore.proof_file import is_exact
 from spotguard.providers.stores.url import shown
 from spotguard.providers.text import ago, amount, count
 
@@ -98,8 +99,11 @@ def _nobody(run_id: str, beside: list[str]) -> Finding:
 
 
 def of_run(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
-    """Yield the findings about the ranks of one run on this machine: their state, and each misuse by the script."""
+    """Yield the findings about the ranks of one run on this machine: their state, their proof, and each misuse by the script."""
     yield _size(run_id, ranks)
+    # A trial has no proof: its own runs are trials.
+    for proof in dict.fromkeys(str(each["proof"]) for each in ranks if each.get("proof")):
+        yield _proof(run_id, proof)
     yield from _misuse(run_id, ranks)
 
 
@@ -118,6 +122,18 @@ def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
             **facts,
         )
     return ok("job", f"{words}, saved at the notice, in the middle of a step too", **facts)
+
+
+def _proof(run_id: str, proof: str) -> Finding:
+    if is_exact(proof):
+        return ok("job", f"run {run_id}: {proof}", run_id=run_id, proof=proof)
+    return warning(
+        "job",
+        f"run {run_id}: {proof}",
+        "type spotguard prove -- COMMAND, with its training command, before the next start",
+        run_id=run_id,
+        proof=proof,
+    )
 
 
 def misuse(sessions: Sequence[Session]) -> list[str]:
