@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.prove.copies import Original, beside, check_size, copy, links
+from spotguard.prove.copies import Original, beside, check_size, copy, links, written
 from spotguard.providers.errors import UsageError
 
 
@@ -35,6 +35,17 @@ def test_a_copy_has_the_files_and_not_the_checkpoints(folder: Path, tmp_path: Pa
     assert os.stat(tmp_path / "copy" / "train.py").st_mode & 0o777 == 0o755
     (tmp_path / "copy" / "train.py").write_text("changed")
     assert (folder / "train.py").read_text() == "print('trained')"
+
+
+def test_written_files_are_those_that_are_not_as_in_the_original(folder: Path, tmp_path: Path) -> None:
+    original, at = Original(folder), tmp_path / "copy"
+    copy(original, at)
+    assert written(original, at) == {}
+    (at / "src" / "data.py").write_text("x = 12")
+    (at / "best.pt").write_text("0.5")
+    (at / "spotguard-checkpoints").mkdir()
+    (at / "spotguard-checkpoints" / "chunk").touch()
+    assert [*written(original, at)] == ["best.pt", "src/data.py"]
 
 
 def test_folders_that_are_only_read_are_linked_to(folder: Path, tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
-"""The verdict that `prove` leaves beside the script."""
+"""The whole proof, of lives that are told: what is said meanwhile, and the verdict that is left beside the script."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spotguard.hooks.recorder.plan import Action
 from spotguard.prove.copies import Original
-from spotguard.prove.proof import Proof, ProofRequest, ProofVerdict, _keep
+from spotguard.prove.proof import Proof, ProofRequest, ProofVerdict, _keep, _prove
 from spotguard.prove.record import OpenedFiles, Record
-from spotguard.prove.runner import Life
+from spotguard.prove.runner import Ground, Life
+from spotguard.prove.series import SeriesRunner
+from tests.prove.recorded import boundary, record
+from tests.prove.test_series import Scripted
 
 
 @pytest.fixture
@@ -53,3 +58,73 @@ def test_a_directory_that_cannot_be_written_is_named_and_no_error(trial: ProofRe
     (trial.original.folder / "scripts" / ".spotguard").write_text("")
     said, _ = kept(trial, "nowhere/train.py")
     assert said.startswith("not kept for the script's next starts: ")
+
+
+class Trained(Scripted):
+    """Lives of ten steps, each ended as its action asks for; a life resumed in `differs` has another state.
+
+    Args:
+        differs: the series that differs.
+        best: what a file of each series has at the end.
+    """
+
+    def __init__(self, differs: str, best: dict[str, str]) -> None:
+        super().__init__([])
+        self._differs, self._best = differs, best
+        self._reached: dict[str, int] = {}
+
+    def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
+        series = name.partition(",")[0]
+        began, last = self._reached.get(series, 0), 10 if action is None else action.step
+        self._reached[series] = last
+        other = began > 0 and series == self._differs
+        looks = record(
+            *(
+                boundary(n, state={"ema": f"{n}{'!' if other and n > began else ''}"})
+                for n in range(began, last + 1)
+            ),
+            kinds={"ema": "dict"},
+        )
+        (ground.workdir / "best.txt").write_text(self._best.get(series, "0.5"))
+        taken = action is not None
+        return Life(name, [looks], 0, taken, 2.0, OpenedFiles({}), "", Path("/console"), ground.workdir)
+
+
+def proven(
+    trial: ProofRequest, differs: str = "", best: dict[str, str] | None = None, *, fail_fast: bool = False
+) -> tuple[Proof, list[str]]:
+    base = trial.original.folder.parent / "base"
+    base.mkdir()
+    said: list[str] = []
+    lived = SeriesRunner(Trained(differs, best or {}), trial.original, base, base / "startup", 1, said.append)
+    return _prove(replace(trial, fail_fast=fail_fast), lived, base, said.append), said
+
+
+def test_the_number_of_runs_is_told_before_the_first_and_their_time_after_the_second(
+    trial: ProofRequest,
+) -> None:
+    proof, said = proven(trial)
+    assert proof.verdict == "EXACT"
+    assert said[0].startswith(
+        "7 runs of up to 50 steps, and up to 12 more around epochs, evaluations and saves; "
+    )
+    assert said[3] == "5 more runs, at most about 10 s"
+    assert len(said) == 2 + 7
+
+
+@pytest.mark.parametrize(("fail_fast", "runs"), [(False, 6), (True, 4)])
+def test_an_inexact_run_is_told_at_once(trial: ProofRequest, fail_fast: bool, runs: int) -> None:
+    proof, said = proven(trial, "preempted", fail_fast=fail_fast)
+    assert (proof.verdict, proof.where) == ("INEXACT", "preempted, run 2")
+    assert said[6] == "preempted, run 2: INEXACT: ema differs at step 4"
+    assert sum(" to " in line and " in " in line for line in said[1:]) >= runs
+
+
+def test_a_file_that_only_a_resumed_run_writes_otherwise_is_listed(trial: ProofRequest) -> None:
+    proof, _ = proven(trial, best={"killed": "0.7"})
+    assert (proof.verdict, proof.files_differ) == ("EXACT", ["best.txt"])
+
+
+def test_a_file_that_differs_in_each_run_is_not_listed(trial: ProofRequest) -> None:
+    proof, _ = proven(trial, best={"plain-2": "0.6", "killed": "0.7"})
+    assert (proof.verdict, proof.files_differ) == ("EXACT", [])

@@ -112,12 +112,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *lives: Life, actions: Sequence[Action | None] = (None,)) -> SeriesRunner:
-    scripted = Scripted(lives)
+def run(
+    folder: Path, *lives: Life, actions: Sequence[Action | None] = (None,), differs: str = ""
+) -> SeriesRunner:
+    """
+    Args:
+        differs: the name of a life that differs from an undisturbed one.
+    """
     made = SeriesRunner(
-        scripted, Original(folder / "work"), folder / "base", folder / "startup", 1, lambda line: None
+        Scripted(lives), Original(folder / "work"), folder / "base", folder / "startup", 1, lambda line: None
     )
-    made.run([LifeSeries("preempted", tuple(actions))])
+    made.run([LifeSeries("preempted", tuple(actions))], lambda life: "ema" if life.name == differs else "")
     return made
 
 
@@ -130,6 +135,49 @@ def test_each_life_goes_on_where_the_one_before_was_ended(folder: Path) -> None:
     )
     assert [each.began for each in made.lives["preempted"]] == [0, 3, 6]
     assert not (folder / "base" / "preempted" / "work").exists(), "the copy is gone with its last life"
+
+
+def test_a_life_that_differs_ends_its_series(folder: Path) -> None:
+    lives = [life("a", 0, 3, taken=True), life("b", 3, 6, taken=True), life("c", 6, 10)]
+    made = run(folder, *lives, actions=TWICE, differs="b")
+    assert [each.name for each in made.lives["preempted"]] == ["a", "b"]
+    assert made.written == {}
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_fail_fast_ends_the_other_series_too(folder: Path, fail_fast: bool) -> None:
+    ways = (Action("preempt", 3), None)
+    lives = [life("a", 0, 3, taken=True), life("b", 3, 10), life("c", 0, 3, taken=True), life("d", 3, 10)]
+    scripted, said = Scripted(lives), list[str]()
+    made = SeriesRunner(scripted, Original(folder / "work"), folder / "base", folder, 1, said.append)
+    made.run(
+        [LifeSeries("preempted", ways), LifeSeries("killed", ways)],
+        lambda life: "ema differs at step 4" if life.name == "b" else "",
+        fail_fast=fail_fast,
+    )
+    assert "b: INEXACT: ema differs at step 4" in said
+    assert scripted.stop.is_set() is fail_fast
+    assert fail_fast or [len(of) for of in made.lives.values()] == [2, 2]
+
+
+def test_a_series_that_is_completed_has_the_files_that_it_wrote(folder: Path) -> None:
+    class Writing(Scripted):
+        def live(self, ground: Ground, name: str, action: Action | None, every: int = 0) -> Life:
+            (ground.workdir / "best.pt").write_text(name)
+            return super().live(ground, name, action, every)
+
+    (folder / "work" / "train.py").write_text("")
+    scripted = Writing([life("a", 0, 3, taken=True), life("b", 3, 10)])
+    made = SeriesRunner(scripted, Original(folder / "work"), folder / "base", folder, 1, lambda line: None)
+    made.run([LifeSeries("preempted", (Action("preempt", 3), None))])
+    assert [*made.written["preempted"]] == ["best.pt"]
+
+
+def test_the_time_of_all_series_is_that_of_one_that_lasts_or_of_all_jobs(folder: Path) -> None:
+    made = SeriesRunner(Scripted([]), Original(folder), folder, folder, 2, lambda line: None)
+    short, long = LifeSeries("killed", (None,) * 2), LifeSeries("preempted", (None,) * 5)
+    assert made.seconds([short, long], 10.0) == 50.0
+    assert made.seconds([short] * 4, 10.0) == 40.0
 
 
 def test_a_resume_at_step_0_proves_nothing(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -176,6 +177,20 @@ def copy(original: Original, to: Path) -> None:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UsageError(_unread(source, error)) from error
+
+
+def written(original: Original, at: Path) -> dict[str, str]:
+    """Return a digest of each file of a copy that is not as in the original, by its path below the copy."""
+    found: dict[str, str] = {}
+    for path, entry in Original(at, original.linked).files():
+        if not entry.is_file(follow_symlinks=False):
+            continue
+        now, source = entry.stat(follow_symlinks=False), original.folder / path
+        before = source.stat() if source.is_file() else None
+        if before is None or (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            with open(entry.path, "rb") as file:
+                found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -84,6 +84,13 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
             f"a resumed run reads {_some(proof.own_files)} again: another machine does not have it",
             "",
         )
+    if proof.files_differ:
+        yield (
+            "files differ",
+            f"{_some(proof.files_differ)}: another content than in an undisturbed run; keep what decides it, such as a best value, "
+            "in registered state",
+            "",
+        )
     if not proof.watched:
         yield "files", "opened before register: not known, for this Python reads no sitecustomize", ""
     if proof.trouble:
@@ -130,6 +137,7 @@ def as_json(proof: Proof, command: Sequence[str]) -> dict[str, Any]:
         "not_tried": list(proof.not_tried),
         "left_out": list(proof.unsteady),
         "not_saved": list(proof.not_saved),
+        "files_differ": list(proof.files_differ),
         "files_watched": proof.watched,
         "variables_trouble": proof.trouble,
         "lives": proof.lives,

@@ -15,6 +15,7 @@ from pathlib import Path
 from spotguard.hooks.restore import proof_file
 from spotguard.providers.clock import Clock
 from spotguard.providers.redaction import redacted
+from spotguard.providers.text import ago
 
 from . import compare, copies, evidence, series
 from .causes import Cause, causes
@@ -52,6 +53,8 @@ class ProofRequest:
     jobs: int
     #: The limit in bytes for one copy of the working directory.
     most: int
+    #: Whether the first run that differs ends all others.
+    fail_fast: bool = False
     #: The directory for all files; None: a temporary directory, which is removed at the end.
     folder: Path | None = None
 
@@ -101,6 +104,8 @@ class Proof:
     not_saved: Sequence[str] = ()
     #: Files in the working directory that a resumed life read and the life before it wrote.
     own_files: Sequence[str] = ()
+    #: Files that the script wrote in a resumed run with another content than in both undisturbed ones.
+    files_differ: Sequence[str] = ()
     #: Whether files were watched from each process's first line on.
     watched: bool = True
     #: Why the recorder could not read variables; "" if it could.
@@ -146,7 +151,7 @@ def prove(trial: ProofRequest, clock: Clock, say: Callable[[str], None]) -> Proo
                 keeps=trial.folder is not None,
             )
             lived = SeriesRunner(runner, original, base, base / "startup", trial.jobs, say)
-            proof = _prove(trial, lived, base)
+            proof = _prove(trial, lived, base, say)
         except OSError as error:
             raise ProveError(
                 f"copies and records cannot be written to {base}: {error.strerror}; make room there, or name another directory "
@@ -190,7 +195,12 @@ def _folder(trial: ProofRequest, stack: ExitStack) -> Path:
     return made
 
 
-def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path) -> Proof:
+def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[str], None]) -> Proof:
+    least = len(series.UNDISTURBED) + trial.tries + 3  # a resume behind the last try, and the kill
+    say(
+        f"{least} runs of up to {trial.steps} steps, and up to {4 * len(series.EVENTS)} more around epochs, evaluations and saves; "
+        "the first two show how long the others take"
+    )
     lived.run(series.UNDISTURBED)
     first, second = (lived.lives[each.name][0] for each in series.UNDISTURBED)
     steps = _steps(first, second)
@@ -214,14 +224,24 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path) -> Proof:
         proof.verdict, proof.differences, proof.where = ProofVerdict.UNSURE, differing, second.name
         proof.causes = causes(evidence.of_undisturbed(*pairs[rank], per_rank[rank], around))
     else:
-        lived.run(
-            [
-                series.preempted(plain[0], steps, trial.tries),
-                series.killed(steps),
-                *series.around_events(plain[0], steps),
-            ]
-        )
+        disturbed = [
+            series.preempted(plain[0], steps, trial.tries),
+            series.killed(steps),
+            *series.around_events(plain[0], steps),
+        ]
+        runs = sum(len(each.actions) for each in disturbed)
+        most = lived.seconds(disturbed, max(first.seconds, second.seconds))
+        say(f"{runs} more runs, at most about {ago(most)}")
+
+        def judge(life: Life) -> str:
+            if life.failed or any(record.elsewhere for record in life.records):
+                return life.failed or "it restores another run"
+            found = _first(_compared(life, plain, left_out))
+            return f"{found[0].name} differs at step {found[0].step}" if found else ""
+
+        lived.run(disturbed, judge, fail_fast=trial.fail_fast)
         _compare_resumed(lived, proof, plain, left_out, around)
+        proof.files_differ = _files_that_differ(lived)
     every = [life for of in lived.lives.values() for life in of]
     names = dict.fromkeys(life.records[0].said for life in every if life.records)
     if len(names) > 1 and proof.verdict is ProofVerdict.EXACT:
@@ -281,10 +301,8 @@ def _compare_resumed(
     """Compare each resumed life with the undisturbed one. The first life that differs gives the causes."""
     for name, of in lived.lives.items():
         for before, life in pairwise(of):
-            records = [*life.records, *(Record(began=life.began) for _ in plain[len(life.records) :])]
-            per_rank = [
-                compare.differences(a, b, o) for a, b, o in zip(plain, records, left_out, strict=False)
-            ]
+            records = _padded(life, plain)
+            per_rank = _compared(life, plain, left_out)
             differing = _first(per_rank)
             own = sorted(life.files.within(life.workdir).reads() & before.files.within(life.workdir).writes())
             proof.own_files = [*dict.fromkeys([*proof.own_files, *own])]
@@ -300,6 +318,27 @@ def _compare_resumed(
                 proof.verdict, proof.differences, proof.where = ProofVerdict.INEXACT, differing, life.name
                 proof.causes = causes(facts)
             break  # a life resumed from one that differs shows nothing new
+
+
+def _padded(life: Life, plain: Sequence[Record]) -> list[Record]:
+    """Return a record for each rank, an empty one for a rank that did not come back."""
+    return [*life.records, *(Record(began=life.began) for _ in plain[len(life.records) :])]
+
+
+def _compared(life: Life, plain: Sequence[Record], left_out: Sequence[Unsteady]) -> list[list[Difference]]:
+    """Return the differences between a resumed life and the undisturbed one, by rank."""
+    return [
+        compare.differences(a, b, o) for a, b, o in zip(plain, _padded(life, plain), left_out, strict=False)
+    ]
+
+
+def _files_that_differ(lived: SeriesRunner) -> list[str]:
+    """Return files that both undisturbed series wrote alike, and a completed series otherwise."""
+    first, second = (lived.written.get(each.name, {}) for each in series.UNDISTURBED)
+    alike = {path: digest for path, digest in first.items() if second.get(path) == digest}
+    return sorted(
+        {path for of in lived.written.values() for path, digest in alike.items() if of.get(path) != digest}
+    )
 
 
 def _resumed(series: str, before: Life, life: Life, differing: Sequence[Difference]) -> Resumed:

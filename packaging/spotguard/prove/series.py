@@ -109,6 +109,10 @@ def _is_usual(event: Place, plain: Record, steps: int) -> bool:
     return event != "save" and sum(look.has(event) for look in plain.after(1)) > _USUAL * steps
 
 
+class _Enough(Exception):
+    """A resumed life differs, and `--fail-fast` ends the other series: no error."""
+
+
 class SeriesRunner:
     """Runs series of lives, several at one time.
 
@@ -137,13 +141,30 @@ class SeriesRunner:
         self._lock = threading.Lock()
         #: The lives of each series, in the order in which the series were passed to `run`.
         self.lives: dict[str, list[Life]] = {}
+        #: Digests of the files that each completed series has written to its copy.
+        self.written: dict[str, dict[str, str]] = {}
 
     @property
     def count(self) -> int:
         return sum(map(len, self.lives.values()))
 
-    def run(self, series: Sequence[LifeSeries]) -> None:
+    def seconds(self, series: Sequence[LifeSeries], of_one: float) -> float:
+        """Return about how long the series take at most, if each life takes as long as a whole run."""
+        each = [len(one.actions) * of_one for one in series]
+        return max([sum(each) / self._jobs, *each])
+
+    def run(
+        self,
+        series: Sequence[LifeSeries],
+        judge: Callable[[Life], str] = lambda life: "",
+        *,
+        fail_fast: bool = False,
+    ) -> None:
         """Run the series, up to `jobs` at one time. The first error ends all.
+
+        Args:
+            judge: returns how a resumed life differs from an undisturbed one; "" if it does not. A life that differs ends its series.
+            fail_fast: a life that differs ends all series.
 
         Raises:
             ProveError: a life failed in a way that proves nothing.
@@ -154,7 +175,7 @@ class SeriesRunner:
             futures: list[Future[None]] = []
             try:  # also around the starts: the pool's end waits for the lives that run by then
                 for each in series:
-                    futures.append(pool.submit(self._live_through, each))
+                    futures.append(pool.submit(self._live_through, each, judge, fail_fast))
                 wait(futures, return_when=FIRST_EXCEPTION)
                 # In the order of the series: a life that the first error interrupted has no error of its own.
                 failed = [each for each in futures if each.done() and each.exception() is not None]
@@ -163,14 +184,15 @@ class SeriesRunner:
                 raise
             if failed:
                 self._stop(futures)
-                failed[0].result()
+                if not any(isinstance(each.exception(), _Enough) for each in failed):
+                    failed[0].result()
 
     def _stop(self, futures: Sequence[Future[None]]) -> None:
         self._runner.stop.set()
         for each in futures:
             each.cancel()
 
-    def _live_through(self, series: LifeSeries) -> None:
+    def _live_through(self, series: LifeSeries, judge: Callable[[Life], str], fail_fast: bool) -> None:
         ground = self._ground(series)
         copies.copy(self._original, ground.workdir)
         try:
@@ -178,7 +200,15 @@ class SeriesRunner:
                 life = self._runner.live(ground, series.life(number), action, series.every)
                 self._say(f"{life.name}: step {life.began or 0} to {life.last} in {life.seconds:.1f} s")
                 self.lives[series.name].append(life)
-                if not self._goes_on(series, life, last=action is None):
+                goes_on = self._goes_on(series, life, last=action is None)
+                if number and (differs := judge(life)):
+                    self._say(f"{life.name}: INEXACT: {differs}")
+                    if fail_fast:
+                        raise _Enough
+                    return
+                if action is None and not life.failed:
+                    self.written[series.name] = copies.written(self._original, ground.workdir)
+                if not goes_on:
                     return
         finally:
             shutil.rmtree(ground.folder / _COPY, ignore_errors=True)

@@ -12,7 +12,7 @@ import pytest
 from spotguard.hooks.restore import proof_file
 from spotguard.hooks.restore.proof_file import NEVER, judged
 
-STATE = {"model": [], "progress": {}}
+STATE: dict[str, object] = {"model": [], "progress": {}}
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", help=f"give up a run without a step for this long [{_TIMEOUT:g}]"
     )
     runs.add_argument("--jobs", metavar="N", help="run this many at a time [2; 1 with a launcher or a GPU]")
+    runs.add_argument("--fail-fast", action="store_true", help="end all runs once one of them differs")
     add_directory(parser.add_argument_group("directory"))
     add_json(parser.add_argument_group("output"))
 
@@ -147,6 +148,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofReques
         stall=stall,
         jobs=jobs,
         most=copy_limit(arguments),
+        fail_fast=arguments.fail_fast,
         folder=kept_folder(arguments.folder),
     )
 
