@@ -91,8 +91,11 @@ class RegisteredObjects:
             elif isinstance(value, dict):
                 flatten(name, value, checked)
             elif isinstance(value, ResumableLoader):
-                if not small:
-                    flatten(name, value.state_dict(), checked)
+                if (
+                    not small
+                ):  # `kept`: whether this process has workers that stay, which a new process may not yet have
+                    state = {key: each for key, each in value.state_dict().items() if key != "kept"}
+                    flatten(name, state, checked)
             else:
                 flatten(name, value.state_dict(), checked)
         return checked

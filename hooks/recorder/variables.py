@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, dataloader
 
-from . import checksums
+from . import checksums, startup
 from .state import RegisteredObjects, named_tensors, of_optimizer
 
 #: Prefix for the type of a registered object. If a field of such an object changes, its state dict may leave that field out.
@@ -98,7 +98,7 @@ class CodeOwner:
 
     def _is_module(self, name: str, module: object) -> bool:
         file = getattr(module, "__file__", None)
-        if name == "__mp_main__" or name.partition(".")[0] in ("torch", "spotguard"):
+        if name == "__mp_main__" or name.partition(".")[0] in ("torch", "spotguard", startup.NAME):
             return False
         return name == "__main__" or (isinstance(file, str) and os.path.isabs(file) and self.is_users(file))
 

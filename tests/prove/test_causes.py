@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from spotguard.prove import compare, evidence
 from spotguard.prove.causes import _RESUMED, _UNDISTURBED, Cause, causes
 from spotguard.prove.evidence import Around, Evidence
+from spotguard.prove.record import BoundaryRecord, Entry
 from spotguard.prove.stale import Stale
-from tests.prove.recorded import RECORDS, recorded
+from tests.prove.recorded import RECORDS, boundary, record, recorded
 
 #: Of each program: the cause, and words of it and of its mend.
 PLANTS = {
@@ -100,6 +102,21 @@ PLANTS = {
         "at the end of the turn",
     ),
     "thread": ("thread", "a thread that is started at `train.py:", "in a fixed order"),
+    "two_optimizers": (
+        "gathering",
+        "gradients are being gathered for `slow`",
+        "of several, where each that gathers has",
+    ),
+    "mode": ("module", "module `average` changes", "register(…, average=average)"),
+    "position": ("variable", "`number` is 4 .* and 0 after", "enumerate(loader, loader.position)"),
+    "endless": ("loader", "the loader's batches begin anew", "loader = spotguard.ResumableLoader(loader)"),
+    "rollout": ("generator", "generator `world.rng` is not registered", "register it, in an object"),
+    "wrapper": ("left-out", "`ahead.slow", "have state_dict() give it"),
+    "best": (
+        "variable",
+        "`patience.bad`",
+        "`def state_dict(self): return dict(",
+    ),
 }
 
 
@@ -165,6 +182,11 @@ ROWS = [
     ),
     ("thread", Evidence(first=None, threads=("train.py:3",)), "started at `train.py:3`"),
     (
+        "mode",
+        Evidence(first=None, stale=(Stale("main(): net.training", "True", "False"),)),
+        "`net` is in another mode",
+    ),
+    (
         "own-generator",
         Evidence(first=None, undisturbed=True, stale=(Stale("rng", "generator a", "generator b"),)),
         "`rng` begins differently at each start",
@@ -182,6 +204,47 @@ def test_a_row_of_the_table(id: str, facts: Evidence, text: str) -> None:
     told = causes(facts)
     assert told[0].id == id
     assert text in told[0].text
+
+
+def test_a_mode_is_no_cause_beside_what_decides() -> None:
+    mode = Stale("ema.net.training", "True", "False", "ema", "EMA")
+    told = causes(Evidence(first=None, stale=(mode, Stale("ema.decay", "0.5", "0.9", "ema", "EMA"))))
+    assert [each.id for each in told] == ["object"]
+    assert "decay 0.5" in told[0].text
+
+
+def test_a_loader_is_never_told_to_be_registered_as_it_is() -> None:
+    inside = Stale("dl's dl._iter", "iterator with 3 left", "iterator with 5 left", "dl's dl", "DataLoader")
+    assert causes(Evidence(first=None, stale=(inside,))) == []
+
+
+def test_a_loader_of_accelerate_is_registered_with_its_adapter() -> None:
+    for facts in (
+        Evidence(first=None, fetched=True, data="anew", accelerated=True),
+        Evidence(first=None, moved=("torch",), moved_by="iterator", accelerated=True),
+    ):
+        assert "spotguard.integrations.accelerate.register(accelerator, " in causes(facts)[0].mend
+    prepared = Entry("iterator", "DataLoaderShard", "torch", {})
+    plain = record(boundary(0), boundary(1), boundary(2))
+    plain.looks[1] = replace(plain.looks[1], turn=[prepared])
+    found = evidence.of_resumed(plain, record(boundary(1), boundary(2)), [], compare.Unsteady(), Around())
+    assert found.accelerated
+
+
+@pytest.mark.parametrize(("again", "by"), [(True, "code"), (False, "evaluation")])
+def test_an_evaluation_that_a_resumed_run_repeats_is_no_cause(again: bool, by: str) -> None:
+    """A policy that acts without gradients in each turn, before it trains, is no evaluation behind the boundary."""
+
+    def turn(begin: str, end: str, *, acts: bool) -> BoundaryRecord:
+        acting = [Entry("evaluation", "Policy", "", {"torch": begin})] * acts
+        return replace(boundary(3), turn=[*acting, Entry("input", "Policy", "x", {"torch": end})])
+
+    plain = record(boundary(0), boundary(2, generators={"torch": "a"}))
+    plain.looks[3] = turn("b", "b", acts=True)
+    other = record(boundary(2, generators={"torch": "a"}))
+    other.looks[3] = turn("a", "c", acts=again)
+    found = evidence.of_resumed(plain, other, [], compare.Unsteady(), Around())
+    assert (found.moved, found.moved_by) == (("torch",), by)
 
 
 def test_each_row_is_shown_by_a_program_or_by_hand() -> None:

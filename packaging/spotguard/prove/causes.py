@@ -128,9 +128,10 @@ _RESUMED = (
     ),
     Row(
         "gathering",
-        wording.holds(lambda facts: facts.gathering),
-        "guard.step() comes while gradients are being gathered, and gradients are not saved",
-        "call guard.step() only where the optimizer has stepped",
+        wording.named(lambda facts: facts.gathering),
+        "guard.step() comes while gradients are being gathered for {names}, and gradients are not saved",
+        "call guard.step() only where the optimizer has stepped, behind its step() and zero_grad(); of several, where each that "
+        "gathers has",
         alone=True,
     ),
     Row(
@@ -218,9 +219,9 @@ _RESUMED = (
     ),
     Row(
         "loader",
-        wording.holds(lambda facts: facts.fetched and not facts.loaders and wording.off(facts)),
+        wording.wrap(wording.holds(lambda facts: facts.fetched and not facts.loaders and wording.off(facts))),
         "the loader's batches begin anew after a restore: nothing that is registered knows how far they were",
-        "register the loader: loader = spotguard.ResumableLoader(loader); or draw each batch from the number of its step",
+        "{wrap}; or draw each batch from the number of its step",
     ),
     Row(
         "kept",
@@ -245,7 +246,7 @@ _RESUMED = (
         "variable",
         wording.variables,
         "{said}, and nothing that is registered holds it",
-        "{begin}keep it in a dict that is registered, as in progress = {values}",
+        "{begin}{keep}",
     ),
     Row(
         "batches",
@@ -268,9 +269,9 @@ _RESUMED = (
     ),
     Row(
         "iterator-draws",
-        wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ()),
+        wording.wrap(wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ())),
         "the loader's iterator draws from generator {names}, at another state after a restore than in an uninterrupted run",
-        "wrap the loader, and register the wrapper: loader = spotguard.ResumableLoader(loader)",
+        "{wrap}",
     ),
     Row(
         "drawn-before-loop",
@@ -295,5 +296,11 @@ _RESUMED = (
         wording.named(lambda facts: facts.threads),
         "a thread that is started at {names} runs beside training, and what it has done at a boundary is not saved",
         "take what it gives in a fixed order, or draw and compute in the training thread",
+    ),
+    Row(
+        "mode",
+        wording.named(wording.modes),
+        "{names} is in another mode (train or eval) than in an uninterrupted run: no checkpoint holds it",
+        "set it in each turn, before the first forward: {first}.train()",
     ),
 )

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from .compare import Data, Difference, Unsteady, batches, is_tensor
 from .record import BoundaryRecord, Entry, Record, Trained
-from .stale import Stale, drawn_anew, stale_variables, within
+from .stale import REGISTERED, Stale, drawn_anew, stale_variables, within
 
+#: Classes of the loaders that `Accelerator.prepare` returns.
+_ACCELERATED = ("DataLoaderShard", "DataLoaderDispatcher")
 _ROOT = re.compile(r"(self\.)?[^.\[]+")
 
 
@@ -37,8 +39,8 @@ class Evidence:
     kept: tuple[str, ...] = ()
     #: Optimizers whose step comes after the boundary that should close it.
     behind_boundary: tuple[str, ...] = ()
-    #: Whether the boundary comes while gradients are being gathered.
-    gathering: bool = False
+    #: Optimizers for which gradients are being gathered at the boundary.
+    gathering: tuple[str, ...] = ()
     #: Registered names that differ right after the restore.
     unrestored: tuple[str, ...] = ()
     #: Registered names that change after guard.step(), before the next forward.
@@ -57,6 +59,8 @@ class Evidence:
     loaders: tuple[str, ...] = ()
     #: Whether batches come from one of torch's loaders.
     fetched: bool = False
+    #: Whether accelerate has prepared a loader.
+    accelerated: bool = False
     #: Whether a loader has worker processes.
     workers: bool = False
     #: Generators that were restored and have another state at the first forward.
@@ -156,9 +160,11 @@ def of_resumed(
         strangers=_strangers(plain, other, begin),
         modules=_modules(plain, other, begin),
         drawn_anew=drawn_anew(plain, other, begin, left_out),
-        kept=_roots(each.name for each in differing if each.kind == "kept"),
+        kept=_roots(
+            each.name for each in differing if each.kind == "kept" and not _is_owned(each.name, plain)
+        ),
         behind_boundary=_behind_boundary(plain),
-        gathering=_gathering(plain, begin),
+        gathering=_gathering(plain, begin, differing),
         unrestored=_registered(at_restore, plain),
         late=_changed_before_forward(plain, other, begin, late=True),
         undone=_changed_before_forward(plain, other, begin, late=False),
@@ -168,6 +174,7 @@ def of_resumed(
         early_iterators=other.iterators,
         loaders=tuple(name for name, kind in plain.kinds.items() if "Loader" in kind),
         fetched=any(look.has("batch") for look in plain.after(1)),
+        accelerated=any(whose.startswith(_ACCELERATED) for whose in _loaders(plain)),
         workers=_has_workers(plain),
         moved=moved,
         moved_by=moved_by,
@@ -181,8 +188,14 @@ def of_resumed(
 # --- batches ---
 
 
+def _loaders(record: Record) -> Iterator[str]:
+    """Yield the class of each loader from which an iterator was made, and its workers."""
+    for look in record.looks.values():
+        yield from (entry.whose for entry in look.turn if entry.what == "iterator")
+
+
 def _has_workers(record: Record) -> bool:
-    return any("workers" in entry.whose for look in record.looks.values() for entry in look.turn)
+    return any("workers" in whose for whose in _loaders(record))
 
 
 # --- optimizers and boundaries ---
@@ -219,17 +232,28 @@ def _steps_first(turn: Sequence[Entry], name: str) -> bool:
     return False
 
 
-def _gathering(plain: Record, begin: int) -> bool:
-    """Report whether the saved turn differentiates without a step, as at least a third of the turns do, but not all."""
-    turns = list(plain.after(1))
-    without = [look for look in turns if look.has("loss") and not look.has("step")]
-    saved = plain.looks.get(begin)
-    return (
-        saved is not None
-        and saved in without
-        and len(without) * 3 >= len(turns)
-        and len(without) < len(turns)
-    )
+def _gathering(plain: Record, begin: int, differing: Sequence[Difference]) -> tuple[str, ...]:
+    """Return optimizers that did not step in the saved turn, though gradients for them were made.
+
+    An optimizer is one that gathers if it steps in some turns, and at least a third have none of its steps. If another one steps in
+    the saved turn, the first difference must be the work of this one's next step: that turn's losses are still equal.
+    """
+    turns, saved = list(plain.after(1)), plain.looks.get(begin)
+    if saved is None or not saved.has("loss"):
+        return ()
+    steps = {name: [look.step for look in turns if name in _stepped(look)] for name in plain.optimizers}
+    names = []
+    for name, at in steps.items():
+        rare = at and begin not in at and (len(turns) - len(at)) * 3 >= len(turns)
+        after = next((step for step in at if step > begin), None)
+        works = bool(differing) and differing[0].kind == "state" and differing[0].step == after
+        if rare and (works or not saved.has("step")):
+            names.append(name)
+    return tuple(names)
+
+
+def _stepped(look: BoundaryRecord) -> set[str]:
+    return {entry.whose for entry in look.turn if entry.what == "step"}
 
 
 def _strangers(plain: Record, other: Record, begin: int) -> tuple[Trained, ...]:
@@ -264,6 +288,12 @@ def _modules(plain: Record, other: Record, begin: int) -> tuple[str, ...]:
 
 
 # --- registered state ---
+
+
+def _is_owned(name: str, plain: Record) -> bool:
+    """Report whether `name` is a field of a registered object: then its state leaves the field out."""
+    owners = plain.looks[plain.last].objects if plain.looks else {}
+    return any(within(name, path) and f": {REGISTERED}" in kind for path, kind in owners.items())
 
 
 def _registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...]:
@@ -329,7 +359,8 @@ def _generators(plain: Record, other: Record, begin: int, left_out: Unsteady) ->
         fresh.add(_at_first_forward(first).get(name))
     if by == "code" and theirs.get(name) in fresh:
         return names, "seed"
-    if by == "code" and _mover(here, name, saved.items["generators"][name]) == "evaluation":
+    lacks = len(there.values("evaluation")) < len(here.values("evaluation"))
+    if by == "code" and lacks and _mover(here, name, saved.items["generators"][name]) == "evaluation":
         return names, "evaluation"
     return names, by
 

@@ -109,7 +109,7 @@ def _is_usual(event: Place, plain: Record, steps: int) -> bool:
     return event != "save" and sum(look.has(event) for look in plain.after(1)) > _USUAL * steps
 
 
-class _Enough(Exception):
+class _SeriesDiffers(Exception):
     """A resumed life differs, and `--fail-fast` ends the other series: no error."""
 
 
@@ -184,7 +184,7 @@ class SeriesRunner:
                 raise
             if failed:
                 self._stop(futures)
-                if not any(isinstance(each.exception(), _Enough) for each in failed):
+                if not any(isinstance(each.exception(), _SeriesDiffers) for each in failed):
                     failed[0].result()
 
     def _stop(self, futures: Sequence[Future[None]]) -> None:
@@ -204,7 +204,7 @@ class SeriesRunner:
                 if number and (differs := judge(life)):
                     self._say(f"{life.name}: INEXACT: {differs}")
                     if fail_fast:
-                        raise _Enough
+                        raise _SeriesDiffers
                     return
                 if action is None and not life.failed:
                     self.written[series.name] = copies.written(self._original, ground.workdir)

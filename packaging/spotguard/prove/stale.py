@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from .compare import Unsteady, is_tensor
 from .record import Record
 
+#: What stands before the type of a registered object in a record (`recorder.variables`).
+REGISTERED = "registered "
 _NUMBER = re.compile(r"-?\d+$")
 _FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]\d+)?|\d+e[-+]\d+|inf|nan)$")
 
@@ -30,11 +32,16 @@ class Stale:
     @property
     def is_left_out(self) -> bool:
         """Whether its owner is registered, but the owner's state leaves it out."""
-        return self.kind.startswith("registered ")
+        return self.kind.startswith(REGISTERED)
 
     @property
     def is_length(self) -> bool:
         return self.name.startswith("len(")
+
+    @property
+    def is_mode(self) -> bool:
+        """Whether it is a module's mode, which an evaluation leaves behind and the next `train()` sets anew."""
+        return self.name.endswith(".training")
 
     @property
     def is_generator(self) -> bool:
@@ -117,7 +124,7 @@ def _telling(stale: Stale) -> int:
     """Return a variable's rank by its type: the smaller, the likelier that training depends on the variable."""
     if stale.plain.startswith("generator "):
         return 0
-    if stale.is_length:
+    if stale.is_length or stale.is_mode:
         return 5
     if _NUMBER.match(stale.plain):
         return 1

@@ -9,6 +9,9 @@ from .evidence import Evidence
 from .record import Trained
 from .stale import Stale
 
+#: A field of an object that a variable names.
+_FIELD = re.compile(r"([A-Za-z_][\w.]*)\.(\w+)")
+
 #: A row's answer: the values for `{names}`, `{first}` and other fields of its texts.
 Found = dict[str, str] | None
 
@@ -50,7 +53,9 @@ def objects(facts: Evidence) -> Found:
     """Return objects that can be registered as they are: a scheduler, a sampler."""
     owners: dict[str, Stale] = {}
     for each in facts.stale:
-        if each.owner and not (each.is_loaders_iterator or each.is_generator or each.is_left_out):
+        if "Loader" in each.kind and not each.kind.startswith("Resumable"):
+            continue  # `register` refuses one by itself, and the row of the loader has the remedy
+        if each.owner and not (each.is_mode or each.is_generator or each.is_left_out):
             owners.setdefault(each.owner, each)
     if not owners:
         return None
@@ -59,7 +64,7 @@ def objects(facts: Evidence) -> Found:
 
 
 def left_out(facts: Evidence) -> Found:
-    stale = [each for each in facts.stale if each.is_left_out and not each.is_generator]
+    stale = [each for each in facts.stale if each.is_left_out and not (each.is_generator or each.is_mode)]
     if not stale:
         return None
     owners = list(dict.fromkeys(each.owner for each in stale))
@@ -70,7 +75,7 @@ def variables(facts: Evidence) -> Found:
     unowned = [
         each
         for each in facts.stale
-        if not (each.owner or each.is_generator or (each.is_iterator and off(facts)))
+        if not (each.owner or each.is_generator or each.is_mode or (each.is_iterator and off(facts)))
     ]
     # A length counts only if there is nothing else: it may be that of a buffer whose items come and go.
     stale = [each for each in unowned if not each.is_length] or [
@@ -80,11 +85,49 @@ def variables(facts: Evidence) -> Found:
         return None
     numbers = all(each.plain.lstrip("-").isdigit() and not each.is_length for each in stale)
     values = ", ".join(f"{key!r}: {key}" for key in _keys([each.name for each in stale]))
+    place = "count a loader's batches by enumerate(loader, loader.position), " if facts.loaders else ""
     return {
         "said": "; ".join(map(_variable, stale)),
-        "begin": "begin it at what restore() returns, or " if numbers else "",
-        "values": "{" + values + "}",
+        "begin": f"begin it at what restore() returns, {place}or " if numbers else "",
+        "keep": _in_its_class([_variable_of(each.name) for each in stale])
+        or f"keep it in a dict that is registered, as in progress = {{{values}}}",
     }
+
+
+def _in_its_class(names: Sequence[str]) -> str:
+    """Return how a helper's fields become its state; "" if they are not fields of one object."""
+    fields = [_FIELD.fullmatch(name) for name in names]
+    owners = {field and field[1] for field in fields}
+    if len(owners) != 1 or None in owners:
+        return ""
+    given = ", ".join(f"{field[2]}=self.{field[2]}" for field in fields if field)
+    return (
+        f"give its class `def state_dict(self): return dict({given})` and `def load_state_dict(self, state): "
+        f"vars(self).update(state)`, and have it registered: register(…, {_arguments([*map(str, owners)])})"
+    )
+
+
+def modes(facts: Evidence) -> Sequence[str]:
+    """Return modules in another mode, if nothing else stands as at the start: an average is evaluated now and then."""
+    if facts.modules or facts.kept or not all(each.is_mode for each in facts.stale):
+        return ()
+    return [_variable_of(each.name).removesuffix(".training") for each in facts.stale if each.is_mode]
+
+
+def wrap(of: Callable[[Evidence], Found]) -> Callable[[Evidence], Found]:
+    """Add how the loader becomes one that is saved."""
+
+    def evidence(facts: Evidence) -> Found:
+        if (found := of(facts)) is None:
+            return None
+        wrapped = "wrap the loader, and register the wrapper: loader = spotguard.ResumableLoader(loader)"
+        prepared = (
+            "register what Accelerator.prepare returned: "
+            "guard = spotguard.integrations.accelerate.register(accelerator, model, optimizer, loader)"
+        )
+        return {**found, "wrap": prepared if facts.accelerated else wrapped}
+
+    return evidence
 
 
 def behind_boundary(facts: Evidence) -> Found:
