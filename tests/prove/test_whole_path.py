@@ -41,7 +41,7 @@ NIGHTS = frozenset(LISTED) - {"prefetch"}
 
 EXACT = [
     *("epochs", "schedule", "adversaries", "closure", "logging", "generators", "carried", "teacher", "plain"),
-    "unseeded",
+    *("unseeded", "workers"),
 ]
 
 
@@ -52,13 +52,14 @@ def check(prove: Prove, name: str, **how: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_plain_loop_is_exact(prove: Prove) -> None:
+def test_a_plain_loop_is_exact(prove: Prove, job: Path) -> None:
     found = prove("exact_plain", *SHORT)
     assert (found.code, found.body["verdict"], found.causes) == (0, "EXACT", [])
     assert [(each["series"], each["ended_by"], each["exact"]) for each in found.body["resumed"]] == [
         ("preempted", "notice", True),
         ("killed", "kill", True),
     ]
+    assert found.body["kept"] == str(job / ".spotguard" / "proof.json")
     assert found.body["not_tried"] == ["epoch end", "evaluation", "save"]
     assert (found.body["inputs"], found.body["losses"], found.body["files_watched"]) == (8, 8, True)
 
