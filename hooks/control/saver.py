@@ -166,12 +166,8 @@ class Saver(SaveRequests):
         job.error = self._by_hand_ended(job, error) if job.kind == "manual" else error
         if job.preemption is not None and job.saved is None and not job.superseded:
             self._checkpointer.look_back()
-            self._has_it(job)
-            if (
-                self.committed is None
-                and isinstance(error, IncompleteError)
-                and self._coordinator is not None
-            ):
+            job.saved = self.committed
+            if job.saved is None and isinstance(error, IncompleteError) and self._coordinator is not None:
                 job.superseded = self._coordinator.revote(job)
         last = self._checkpointer.last
         if job.saved is not None and isinstance(error, AlreadyComplete):

@@ -315,6 +315,29 @@ def test_save_in_the_loop_of_a_framework_takes_the_boundary(folder: Path) -> Non
     assert different(state, expected) == []
 
 
+@pytest.mark.parametrize("kind", ["adamw", "boundary"])
+def test_weights_that_are_replaced_behind_the_last_save_are_in_no_checkpoint(
+    kind: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a framework's best or averaged ones: a notice finds the last step committed, and so does another save."""
+    job = MAKES[kind]()
+    with guarded(folder, job.values) as guard:
+        guard.loop_owned = True
+        guard.restore()
+        step_on(guard, job, 0, 1)
+        expected = job.bits()
+        saved = guard.save()
+        with torch.no_grad():
+            job.values["model"][0].weight.clamp_(-0.1, 0.1)
+        if kind != "boundary":
+            assert guard.save() == saved
+        preempt(guard, seconds=60)
+    assert "[SG" not in caplog.text.replace("[SG406]", "")
+    step, state = restored(folder, MAKES[kind])
+    assert step == 2
+    assert different(state, expected) == []
+
+
 def test_a_job_that_is_over_before_its_first_checkpoint_leaves_one_by_hand_only(folder: Path) -> None:
     for saves, last in ((False, 0), (True, 3)):
         job = small()
