@@ -35,6 +35,7 @@ ERRORS = frozenset(
         "UnavailableError",
         "UnsupportedFormatError",
         "UsageError",
+        "refused",
     }
 )
 LEVELS = frozenset({"warning", "error", "exception", "critical"})

@@ -22,6 +22,10 @@ EVENTS = {
     "accumulation": "step:3 step:6 val:6 step:7 kill:12",
     "half": "step:2 val:2 step:4 val:8",
     "manual": "step:5 val:11 step:12",
+    "gathers": "step:3 step:7 step:10 kill:20",
+    "drops": "step:3 step:7 step:10 kill:20",
+    "saves": "step:4 val:5 val:11 kill:20 val:22",
+    "averaged+norms": "step:4 val:22 kill:39 val:44",
     "plateau": "step:5 val:11 kill:22",
     "steps": "step:5 val:11 step:14",
     "workers": "step:5 step:12",
@@ -30,13 +34,33 @@ EVENTS = {
     "early": "step:5 val:11 step:12 kill:20",
     "sanity": "step:5 val:11",
     "older": "step:5 val:11",
+    "scheduled": "step:5 val:11 kill:17",
+    "stream": "step:5 val:11 kill:20",
+    "several": "step:5 val:11 kill:20",
+    "tuned": "step:5 val:11 kill:20",
+    "tested": "step:5 val:11 kill:20",
     "means": "step:1 step:2 val:3 step:5 val:6 step:7 kill:11 step:16",
 }
 
 
-@pytest.mark.parametrize(
-    "case", with_nights(EVENTS, ("half", "manual", "plateau", "steps", "sanity", "stops"))
-)
+#: Those that the nightly run tries alone.
+NIGHTS = [
+    "half",
+    "manual",
+    "drops",
+    "plateau",
+    "steps",
+    "sanity",
+    "stops",
+    "scheduled",
+    "stream",
+    "several",
+    "tuned",
+    "tested",
+]
+
+
+@pytest.mark.parametrize("case", with_nights(EVENTS, NIGHTS))
 def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: Path) -> None:
     training = Training("lightning", "pl_older.py" if case == "older" else "pl.py", case, tmp_path)
     training.env["SPOTGUARD_EVERY"] = "0.1"  # what a kill leaves
@@ -44,6 +68,16 @@ def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: P
     resumed, lives = training.cut(*EVENTS[case].split())
     assert differences(plain, resumed) == []
     assert lives > 2
+
+
+def test_a_trainer_whose_averaged_weights_are_in_place_loses_nothing_at_a_notice(tmp_path: Path) -> None:
+    training = Training("lightning", "pl.py", "averaged", tmp_path)
+    plain = training.plain()
+    done = training.run("cut", str(tmp_path / "store"), "end")
+    assert done.returncode == 0
+    assert "[SG" not in done.stderr
+    assert [each.name[:9] for each in (tmp_path / "store").glob("*/checkpoints/*")] == ["000000044"]
+    assert differences(plain, training.result("cut")) == []
 
 
 @pytest.mark.parametrize("case", ["ddp", "fsdp2"])
@@ -64,6 +98,7 @@ def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
         ("unequal", 'pass CombinedLoader(loaders, "min_size"), or loaders of equal length'),
         ("iterator", "take training_step(batch, batch_idx)"),
         ("exception", "OnExceptionCheckpoint writes a checkpoint when a preemption ends training"),
+        ("finds", "LearningRateFinder trains within fit()"),
         ("thaws", "Thaws adds parameter groups while it trains"),
         ("reloads", "reload_dataloaders_every_n_epochs counts from the epoch of the restart"),
         ("own", "Lightning has loaded a checkpoint of its own"),
@@ -73,6 +108,7 @@ def test_settings_without_an_exact_resume_are_refused_by_name(case: str, said: s
     done = Training("lightning", "pl.py", case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert said in done.stderr
+    assert "[SG428]" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -68,6 +68,20 @@ def test_two_ranks_of_a_trainer(case: str, launched: bool, tmp_path: Path) -> No
     assert lives == 4
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_trainer_whose_best_weights_are_in_place_loses_nothing_at_a_notice(
+    ranks: int, tmp_path: Path
+) -> None:
+    training = Training("transformers", "hf.py", "best", tmp_path, ranks)
+    plain = training.plain()
+    done = training.run("cut", str(tmp_path / "store"), "end")
+    assert done.returncode == 0
+    assert "[SG" not in done.stderr
+    steps = plain["step"]
+    assert [int(each.name[:9]) for each in (tmp_path / "store").glob("*/checkpoints/*")] == [steps]
+    assert differences(plain, training.result("cut")) == []
+
+
 def test_a_guarded_trainer_that_is_not_disturbed_is_a_plain_one(tmp_path: Path) -> None:
     training = Training("transformers", "hf.py", "eval", tmp_path)
     plain = training.plain()
@@ -90,4 +104,5 @@ def test_settings_without_an_exact_resume_are_refused_by_name(case: str, said: s
     done = Training("transformers", "hf.py", case, tmp_path).run("out", str(tmp_path / "store"))
     assert done.returncode == 1
     assert f"UsageError: {said}" in done.stderr
+    assert "[SG428]" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -189,7 +189,7 @@ def counts(owners: Mapping[str, object]) -> ChangingValues:
     )
 
 
-def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
+def attributes(modules: Mapping[str, nn.Module], saved: Collection[object] = ()) -> ChangingValues:
     """Return a watch on what modules keep and `state_dict()` leaves out: tensors and numbers in attributes, `training`, and
     buffers that are not persistent.
 
@@ -198,13 +198,16 @@ def attributes(modules: Mapping[str, nn.Module]) -> ChangingValues:
 
     Args:
         modules: by registered name, the modules whose `state_dict()` is torch's.
+        saved: modules inside them whose attributes another registered value saves.
     """
+    known = {*map(id, saved)}
 
     def values() -> dict[str, Any]:
         return {
             f"{name}.{prefix}.{key}".replace("..", "."): form
             for name, module in modules.items()
             for prefix, each in module.named_modules()
+            if id(each) not in known
             for key, value in (*vars(each).items(), *each._buffers.items())
             if key not in each._buffers or key in each._non_persistent_buffers_set
             if (form := _form(value)) is not None

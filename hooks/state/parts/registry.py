@@ -136,7 +136,10 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             check_groups(each)
     changing = (
         counts({**wrappers, **{part.name: part.optimizer for part in read}}),
-        attributes({n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)}),
+        attributes(
+            {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},
+            [m for v in values.values() if hasattr(type(v), "saved_modules") for m in v.saved_modules],
+        ),
     )
     return Registered(
         (*parts, RngPart(RNG, other_generators())), boundary_only, held, tuple(hooked), lost, changing

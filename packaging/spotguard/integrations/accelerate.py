@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from spotguard.providers.errors import UsageError
-
-from .binding import GuardedLoop, check_distribution, check_members, unwrapped
+from .binding import GuardedLoop, check_distribution, check_members, refused, unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -124,7 +122,7 @@ def _check(accelerator: Any) -> None:
     check_members("accelerate", accelerator, ["accumulate", "backward"])
     config = accelerator.dataloader_config
     if config.use_stateful_dataloader and not config.use_seedable_sampler:
-        raise UsageError(
+        raise refused(
             "DataLoaderConfiguration(use_stateful_dataloader=True) shuffles in another order after a resume, unless "
             "use_seedable_sampler=True is passed too: pass both, or neither"
         )

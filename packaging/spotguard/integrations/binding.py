@@ -14,7 +14,8 @@ A framework owns the loop, so the script cannot write `restore` and `step` into 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol
@@ -27,7 +28,9 @@ from spotguard.hooks.register import register
 from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.hooks.state.parts import rng
 from spotguard.hooks.state.parts.loaders import ResumableLoader
-from spotguard.providers.errors import UsageError
+from spotguard.providers.errors import CheckpointError, StoreError, UsageError
+
+log = logging.getLogger("spotguard")
 
 
 class Binding(Protocol):
@@ -52,8 +55,11 @@ class Binding(Protocol):
 class _BoundaryPosition:
     """The position as a value that `register` takes."""
 
-    def __init__(self, binding: Binding) -> None:
-        self._binding = binding
+    #: The modules whose attributes the position has; nothing needs to watch them.
+    saved_modules: Collection[object] = ()
+
+    def __init__(self, binding: Binding, saved_modules: Collection[object]) -> None:
+        self._binding, self.saved_modules = binding, saved_modules
 
     def state_dict(self) -> dict[str, Any]:
         return self._binding.position()
@@ -69,19 +75,49 @@ class Bound:
         binding: the adapter's view of the framework's training.
         store: the store, as `spotguard.register` takes it.
         run_id: the run, as `spotguard.register` takes it.
+        saved_modules: modules inside the state whose attributes the position has.
 
     Attributes:
         guard: the guard of this process.
         done: the steps that were completed before this start.
     """
 
-    def __init__(self, binding: Binding, store: str | PathLike[str] | None, run_id: str | None) -> None:
-        self.guard: Guard = register(
-            store, run_id=run_id, position=_BoundaryPosition(binding), **binding.state()
-        )
+    def __init__(
+        self,
+        binding: Binding,
+        store: str | PathLike[str] | None,
+        run_id: str | None,
+        saved_modules: Collection[object] = (),
+    ) -> None:
+        position = _BoundaryPosition(binding, saved_modules)
+        self.guard: Guard = register(store, run_id=run_id, position=position, **binding.state())
         self.guard.loop_owned = True
         self.done = self.guard.restore()
         self._generators = captured()
+        #: Whether the last boundary is newer than what was restored, and than what `end_training` has saved.
+        self._ahead = False
+
+    def step(self, loss: Any, *, last: bool) -> None:
+        """Mark a boundary.
+
+        Args:
+            loss: the loss of its step, as `Guard.step` takes it.
+            last: whether training ends here. What follows may change weights in place, so the boundary is saved at once.
+        """
+        self.guard.step(loss=loss)
+        self._ahead = True
+        if last:
+            self.end_training()
+
+    def end_training(self) -> None:
+        """Tell that no step follows for now, and save the last boundary, unless it is saved. A failure does not end the script."""
+        self.guard.end_training()
+        if self._ahead and not self.guard.in_step:
+            self._ahead = False
+            try:
+                self.guard.save()
+            except (CheckpointError, StoreError) as error:
+                log.warning("the last step is not saved, and the script goes on: %s", error)
 
     def keep_generators(self) -> None:
         """Make the generators' present states the ones that `put_generators_back` sets."""
@@ -181,6 +217,11 @@ def put_back(states: dict[str, Any]) -> None:
     rng.restore(states, rng.other_generators())
 
 
+def refused(why: str) -> UsageError:
+    """Return the error for a setting of a framework with which no resume is exact; `why` ends with the way out."""
+    return UsageError(f"{why} (with it, no resume is exact) [SG428]")
+
+
 def check_members(package: str, owner: object, names: Iterable[str]) -> None:
     """Refuse a version of a framework that lacks a private member which the adapter uses.
 
@@ -209,13 +250,13 @@ def check_distribution(who: str, accelerator: Any, fsdp2: str) -> None:
         UsageError: DeepSpeed or FSDP1.
     """
     if getattr(accelerator.distributed_type, "value", accelerator.distributed_type) == "DEEPSPEED":
-        raise UsageError(
+        raise refused(
             f"{who} uses DeepSpeed, whose engine keeps the state: write the loop with spotguard.integrations.deepspeed, or save "
             "DeepSpeed's own checkpoints from spotguard.on_notice"
         )
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
-        raise UsageError(f"{who} uses FSDP1, which spotguard cannot save: {fsdp2}")
+        raise refused(f"{who} uses FSDP1, which spotguard cannot save: {fsdp2}")
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from spotguard.hooks.state.sharding.ddp import declare_replicas
 from spotguard.providers.errors import UsageError
 
-from .binding import GuardedLoop, check_members
+from .binding import GuardedLoop, check_members, refused
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -226,7 +226,7 @@ def _check(engine: Any) -> None:
     if engine.basic_optimizer is None or not (
         wrapper in _WRAPPERS or isinstance(engine.optimizer, torch.optim.Optimizer)
     ):
-        raise UsageError(
+        raise refused(
             f"the engine's optimizer is {wrapper}, and it is not known what that keeps: use torch's or DeepSpeed's Adam with ZeRO "
             "stage 0 to 3, or save DeepSpeed's own checkpoints from spotguard.on_notice"
         )
@@ -235,7 +235,7 @@ def _check(engine: Any) -> None:
         type(each).get_extra_state is not torch.nn.Module.get_extra_state for each in engine.module.modules()
     )
     zero = engine._config.zero_config
-    refused = {
+    unread = {
         "model parallelism": len(of_data) < engine.world_size,
         "stage 3 with a module's get_extra_state()": extra and engine.zero_optimization_stage() == 3,
         "offload_optimizer": zero.offload_optimizer is not None,
@@ -247,9 +247,9 @@ def _check(engine: Any) -> None:
         "random_ltd": engine.random_ltd_enabled(),
         "deepcompile": getattr(engine, "is_deepcompile_enabled", bool)(),
     }
-    for name, is_on in refused.items():
+    for name, is_on in unread.items():
         if is_on:
-            raise UsageError(
+            raise refused(
                 f"DeepSpeed's {name} keeps state that spotguard does not read: leave it out, or save DeepSpeed's own "
                 "checkpoints from spotguard.on_notice"
             )

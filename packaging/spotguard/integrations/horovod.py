@@ -27,7 +27,7 @@ from spotguard.hooks.register import register as register_state
 from spotguard.hooks.state.sharding.ddp import declare_replicas
 from spotguard.providers.errors import UsageError
 
-from .binding import check_members
+from .binding import check_members, refused
 
 if TYPE_CHECKING:
     from spotguard.hooks.guard import Guard
@@ -171,22 +171,22 @@ def _check(optimizer: Any) -> None:
     if not hvd.is_initialized():
         raise UsageError("register() was called before hvd.init(): call hvd.init() first, on all ranks")
     if os.environ.get("HOROVOD_ELASTIC") == "1":
-        raise UsageError(
+        raise refused(
             "elastic Horovod changes the number of ranks inside a process, which spotguard cannot follow: start horovodrun "
             "with -np alone, without --min-np and --host-discovery-script; spotguard run restarts it after a preemption"
         )
     if not hasattr(optimizer, "backward_passes_per_step"):
-        raise UsageError(
+        raise refused(
             f"optimizer is a plain {type(optimizer).__name__}: pass what hvd.DistributedOptimizer returned, because that one "
             "has the moments"
         )
     if hasattr(optimizer, "_starting_models"):
-        raise UsageError(
+        raise refused(
             "optimizer was made with op=hvd.Adasum, which steps during the backward pass: pass op=hvd.Average or op=hvd.Sum"
         )
     check_members("horovod", optimizer, ["synchronize", "_make_hook"])
     if optimizer.process_set.process_set_id != 0:
-        raise UsageError(
+        raise refused(
             "optimizer was made with a process_set, so not all ranks hold the same parameters: leave process_set out, or "
             "use spotguard.on_notice to learn of the notice"
         )

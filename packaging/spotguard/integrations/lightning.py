@@ -9,8 +9,8 @@ It replaces five methods of one Trainer's loops:
 - `fit_loop._load_combined_loader_states` and `epoch_loop.on_run_start` come right before the iterator of the first epoch and of
   each later one is made: note the generators.
 - `epoch_loop.run` runs one epoch: of the interrupted one, the rest.
-- `epoch_loop.on_advance_end` follows each batch, before validation: the boundary, where an optimizer has stepped.
-- `fit_loop.on_run_end` follows the last epoch, before the callbacks of training's end, which may upload.
+- `epoch_loop.on_advance_end` follows each batch, before validation: the boundary, where an optimizer has stepped and none gathers.
+- `fit_loop.on_run_end` follows the last epoch, before the callbacks of training's end, which may upload or replace weights.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.hooks.state.parts.loaders.drivers import keeps_workers
-from spotguard.providers.errors import UsageError
 
 from . import lightning_results
-from .binding import Bound, StepLoss, captured, check_members, put_back, watch_validation_loss
+from .binding import Bound, StepLoss, captured, check_members, put_back, refused, watch_validation_loss
+from .lightning_gradients import GatheredGradients
 from .marks.loggers import follow_loggers
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ class SpotguardCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if self.binding is not None:
-            raise UsageError(
+            raise refused(
                 "trainer.fit() was called twice with one SpotguardCallback, and a restart does not know which one to resume: "
                 "make a Trainer and a process for each, with a run id of its own"
             )
         if trainer._checkpoint_connector._loaded_checkpoint:
-            raise UsageError(
+            raise refused(
                 "Lightning has loaded a checkpoint of its own (ckpt_path, or one that it found by itself), and would mix it with "
                 "what spotguard restores: leave ckpt_path out; load pretrained weights into the module before fit()"
             )
@@ -124,13 +124,21 @@ class LightningBinding:
         self, trainer: Any, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
     ) -> None:
         self.trainer, self._more = trainer, more
-        self.loss = StepLoss(mean=False)  # Lightning has divided each micro-batch's
+        # Automatic optimization has divided each micro-batch's.
+        self.loss = StepLoss(mean=not trainer.lightning_module.automatic_optimization)
         self._fit, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         check_members("lightning", self._fit, ["_load_combined_loader_states", "on_run_end"])
         check_members(
             "lightning",
             self._epoch_loop,
-            ["run", "on_run_start", "on_advance_end", "advance", "on_iteration_done"],
+            [
+                "run",
+                "on_run_start",
+                "on_advance_end",
+                "advance",
+                "on_iteration_done",
+                "_num_ready_batches_reached",
+            ],
         )
         check_members("lightning", self._epoch_loop.val_loop, ["setup_data"])
         #: The generators when the running epoch made its iterator: the global ones, and those of the loaders.
@@ -140,7 +148,9 @@ class LightningBinding:
         #: By loader of the validation, whether the saved run kept its workers; empty once they are as they were.
         self._kept: list[bool] = []
         self._marked = 0
-        self._bound = Bound(self, store, run_id)
+        self._gathered = GatheredGradients(trainer)
+        self._files = lightning_results.CheckpointFiles(trainer)
+        self._bound = Bound(self, store, run_id, lightning_results.metrics(trainer.lightning_module).values())
         self.guard: Guard = self._bound.guard
         self._load_states = self._fit._load_combined_loader_states
         self._fit._load_combined_loader_states = self.load_combined_loader_states
@@ -180,6 +190,8 @@ class LightningBinding:
             "callbacks": call._call_callbacks_state_dict(trainer),
             "precision": trainer.precision_plugin.state_dict(),
             "results": lightning_results.collected(trainer),
+            "gathered": self._gathered.state(),
+            "files": self._files.state(),
             "epoch_began": self._epoch_began,
             "should_stop": trainer.should_stop,
             "validation": [keeps_workers(each) for each in _flattened(self._epoch_loop.val_loop)],
@@ -194,6 +206,7 @@ class LightningBinding:
         call._call_callbacks_load_state_dict(trainer, {"callbacks": position["callbacks"]})
         trainer.precision_plugin.load_state_dict(position["precision"])
         self._kept = position["validation"]
+        self._files.resume(position["files"])
 
     # --- the methods of the loops that this object replaces ---
 
@@ -205,7 +218,7 @@ class LightningBinding:
             and combined._mode == "max_size_cycle"
             and len({operator.length_hint(each) for each in combined.flattened}) > 1
         ):
-            raise UsageError(
+            raise refused(
                 "several loaders of unequal length: Lightning begins the shorter one anew in mid-epoch, from generators that no "
                 'resume finds again; pass CombinedLoader(loaders, "min_size"), or loaders of equal length'
             )
@@ -217,13 +230,25 @@ class LightningBinding:
         self._on_run_start(fetcher)
 
     def on_advance_end(self, fetcher: Any) -> None:
-        if self.trainer.global_step != self._marked:
+        counting, last = self._gathered.count_here(), self._is_last()
+        if self.trainer.global_step != self._marked and (last or not counting):
             self._marked = self.trainer.global_step
-            self.guard.step(loss=self.loss.take())
+            self._bound.step(self.loss.take(), last=last)
         self._on_advance_end(fetcher)
+        self._gathered.look()
+
+    def _is_last(self) -> bool:
+        """Whether training ends behind this batch, as far as its arguments tell."""
+        trainer = self.trainer
+        # SWA may add a pass without steps, which begins with other weights.
+        ends = {self._fit.max_epochs, *(getattr(each, "_max_epochs", -1) for each in trainer.callbacks)}
+        return trainer.global_step == trainer.max_steps or (
+            self._epoch_loop._num_ready_batches_reached()
+            and self._fit.epoch_progress.current.processed + 1 in ends
+        )
 
     def on_run_end(self) -> None:
-        self.guard.end_training()
+        self._bound.end_training()
         self._on_run_end()
 
     def setup_validation(self) -> None:
@@ -246,6 +271,7 @@ class LightningBinding:
         self._marked = self.trainer.global_step
         self.trainer.should_stop = restored["should_stop"]
         self._epoch_began = restored["epoch_began"]
+        self._gathered.resume(restored["gathered"])
         self._restored = None
         try:
             self._on_advance_end(fetcher)  # what came after the boundary: validation, plateau schedulers
@@ -297,16 +323,16 @@ def check_strategy(strategy: Any) -> None:
     """
     kind = type(strategy).__name__
     if kind == "FSDPStrategy":
-        raise UsageError(
+        raise refused(
             "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy("
             "data_parallel_size=<ranks>, tensor_parallel_size=1), and call fully_shard in the module's configure_model()"
         )
     if getattr(strategy, "_model_averaging_period", None) is not None:
-        raise UsageError(
+        raise refused(
             "DDPStrategy(model_averaging_period=…) lets the ranks' weights differ, and spotguard saves one of them: leave it out"
         )
     if kind == "DeepSpeedStrategy":
-        raise UsageError(
+        raise refused(
             "DeepSpeedStrategy keeps masters and moments in DeepSpeed's engine: save its own checkpoints from spotguard.on_notice, "
             "or write the loop yourself with spotguard.integrations.deepspeed"
         )
@@ -323,6 +349,13 @@ _REFUSED = {
         "writes a checkpoint when a preemption ends training, and Lightning would load it over what spotguard restores: leave "
         "it out"
     ),
+    "LearningRateFinder": (
+        "trains within fit(), and a resumed epoch does not find the batches that follow: leave it out, and call Tuner's lr_find() "
+        "before fit()"
+    ),
+    "BatchSizeFinder": (
+        "trains within fit(), and a resumed run would begin with another size: leave it out, find the size once, and pass it"
+    ),
     "BaseFinetuning": (
         "adds parameter groups while it trains, and a restarted Trainer has none of them when spotguard restores: leave it out, "
         "or save Lightning's own checkpoints from spotguard.on_notice"
@@ -337,16 +370,16 @@ def _check(trainer: Any, module: Any) -> None:
         UsageError: a callback or the module, with the way out.
     """
     if trainer.reload_dataloaders_every_n_epochs:
-        raise UsageError(
+        raise refused(
             "reload_dataloaders_every_n_epochs counts from the epoch of the restart, so a resumed run makes its loaders at other "
             "epochs: leave it out, and let the dataset follow the epoch"
         )
     for each in trainer.callbacks:
         kind = type(each)
         if name := next((base.__name__ for base in kind.__mro__ if base.__name__ in _REFUSED), ""):
-            raise UsageError(f"{kind.__name__} {_REFUSED[name]}")
+            raise refused(f"{kind.__name__} {_REFUSED[name]}")
         if kind.on_save_checkpoint is not Callback.on_save_checkpoint:
-            raise UsageError(
+            raise refused(
                 f"{kind.__name__} keeps its state in Lightning's own checkpoints (on_save_checkpoint), and spotguard asks for "
                 "state_dict() alone: leave the callback out, or give it state_dict() and load_state_dict()"
             )
@@ -357,7 +390,7 @@ def _check(trainer: Any, module: Any) -> None:
             type(module).__name__,
         )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
-        raise UsageError(
+        raise refused(
             "training_step(dataloader_iter) takes the batches itself, so a resumed run cannot drop the trained ones: take "
             "training_step(batch, batch_idx)"
         )

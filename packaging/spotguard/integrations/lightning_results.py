@@ -1,4 +1,6 @@
-"""The values that `self.log` has collected in a training epoch, and the states of torchmetrics: Lightning's checkpoints lack both.
+"""The values that `self.log` has collected in a training epoch, the states of torchmetrics, and the files of `ModelCheckpoint`.
+
+Lightning's checkpoints lack all three.
 
 A mean that `self.log(on_epoch=True)` forms is a sum and a count per logged name. A checkpoint holds them with the arguments of the
 call, so that a resumed run can make the entry anew, also where the rest of the epoch logs nothing more.
@@ -9,10 +11,13 @@ from __future__ import annotations
 import builtins
 import importlib
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+from .binding import check_members
 
 #: Arguments of `self.log` that an entry keeps as plain values.
 _ARGUMENTS = (
@@ -34,6 +39,45 @@ _CONNECTOR = ("_first_loop_iter", "_current_fx")
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
+class CheckpointFiles:
+    """The names of the files that each `ModelCheckpoint` has found or written up to the boundary.
+
+    A restarted run writes a file again that an earlier life wrote behind the boundary. Lightning would keep both (`-v1`).
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._names = [
+            _followed(each, trainer) for each in trainer.checkpoint_callbacks if hasattr(each, "dirpath")
+        ]
+
+    def state(self) -> list[list[str]]:
+        return [sorted(each) for each in self._names]
+
+    def resume(self, state: Sequence[Sequence[str]]) -> None:
+        for names, saved in zip(self._names, state, strict=True):
+            names.clear()
+            names.update(saved)
+
+
+def _followed(callback: Any, trainer: Any) -> set[str]:
+    """Return the names of the files in a callback's folder; let it take no other file for one of its own."""
+    check_members("lightning", callback, ["file_exists", "_save_checkpoint"])
+    files, folder = callback._fs, callback.dirpath
+    here = files.ls(folder, detail=False) if trainer.is_global_zero and files.exists(folder) else []
+    names = set(trainer.strategy.broadcast([*map(os.path.basename, here)]))
+    exists, save = callback.file_exists, callback._save_checkpoint
+
+    def file_exists(path: Any, trainer: Any) -> bool:
+        return exists(path, trainer) and os.path.basename(path) in names
+
+    def save_checkpoint(trainer: Any, path: str) -> None:
+        save(trainer, path)
+        names.add(os.path.basename(path))
+
+    callback.file_exists, callback._save_checkpoint = file_exists, save_checkpoint
+    return names
+
+
 def collected(trainer: Any) -> dict[str, Any]:
     """Return the entries of the running training epoch, and of the states of the module's metrics."""
     connector = trainer._logger_connector
@@ -44,7 +88,7 @@ def collected(trainer: Any) -> dict[str, Any]:
             # A process group cannot be in a checkpoint: such a mean begins anew.
             if each.meta.sync.group is None
         },
-        "metrics": {name: _states(each) for name, each in _metrics(trainer.lightning_module)},
+        "metrics": {name: _states(each) for name, each in metrics(trainer.lightning_module).items()},
         "connector": {name: getattr(connector, name) for name in _CONNECTOR},
         "shown": {name: dict(getattr(connector, name)) for name in _SHOWN},
     }
@@ -53,7 +97,7 @@ def collected(trainer: Any) -> dict[str, Any]:
 def put_back(trainer: Any, saved: Mapping[str, Any]) -> None:
     """Make the entries anew, and set the states of the metrics."""
     module, connector = trainer.lightning_module, trainer._logger_connector
-    for name, metric in _metrics(module):
+    for name, metric in metrics(module).items():
         _set(metric, saved["metrics"].get(name, {}), module.device)
     results = trainer.fit_loop.epoch_loop._results
     for key, entry in saved["entries"].items():
@@ -98,11 +142,11 @@ def _made(trainer: Any, results: Any, entry: Mapping[str, Any]) -> Any:
     return metric
 
 
-def _metrics(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """The metrics of torchmetrics within a module, by name."""
+def metrics(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the metrics of torchmetrics within a module, by name."""
     from torchmetrics import Metric
 
-    return [(name, each) for name, each in module.named_modules() if isinstance(each, Metric)]
+    return {name: each for name, each in module.named_modules() if isinstance(each, Metric)}
 
 
 def _states(metric: Any) -> dict[str, Any]:

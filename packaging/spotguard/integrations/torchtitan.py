@@ -18,9 +18,8 @@ from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.config import derive, override
 
 from spotguard.hooks.state.parts.loaders import ResumableLoader
-from spotguard.providers.errors import UsageError
 
-from .binding import Bound, check_members
+from .binding import Bound, check_members, refused
 
 if TYPE_CHECKING:
     from torchtitan.trainer import Trainer
@@ -121,7 +120,7 @@ class TitanBinding:
 
     def load(self, step: int = -1) -> bool:
         if self._bound is not None:
-            raise UsageError(
+            raise refused(
                 "trainer.train() was called twice, and a restart does not know which one to resume: make a Trainer and a "
                 "process for each, with a run id of its own"
             )
@@ -137,7 +136,8 @@ class TitanBinding:
         return True
 
     def save(self, curr_step: int, last_step: bool = False) -> bool:
-        self.guard.step()
+        if self._bound is not None:
+            self._bound.step(None, last=last_step)
         return bool(self._save(curr_step, last_step=last_step))
 
     def _finish_step(self) -> None:

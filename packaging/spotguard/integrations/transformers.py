@@ -7,9 +7,9 @@ it begins before it calls any callback. So `attach` replaces seven methods of on
 - `_run_epoch` trains one epoch: leave out the finished ones, and begin the resumed one at its batch.
 - `_load_rng_state` is called once the skipped batches are behind: put the generators back.
 - `training_step` trains one micro-batch: note its loss. Later the Trainer replaces one that is not finite.
-- `_maybe_log_save_evaluate` comes right after each step's callbacks: the boundary.
+- `_maybe_log_save_evaluate` comes right after each step's callbacks: the boundary. It may also find that training ends.
 - `callback_handler.on_epoch_begin` is called for each epoch: leave out the finished ones.
-- `callback_handler.on_train_end` is called behind the last one: training is over, and the script's callbacks may upload.
+- `callback_handler.on_train_end` is called behind the last one, before the script's callbacks, which may upload.
 
 The boundary comes before log, evaluation and save. A notice during an evaluation can save at once, and a resumed run
 repeats them, from the same weights and generators.
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.hooks.state.parts.loaders import ResumableLoader
-from spotguard.providers.errors import UsageError
 
 from .binding import (
     Bound,
@@ -36,6 +35,7 @@ from .binding import (
     check_distribution,
     check_members,
     put_back,
+    refused,
     unwrapped,
     watch_validation_loss,
 )
@@ -200,16 +200,16 @@ class TrainerBinding:
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
         if resume is not None:
-            raise UsageError(
+            raise refused(
                 "train(resume_from_checkpoint=…) would load another state than spotguard restores: leave it out"
             )
         if self._bound is not None:
-            raise UsageError(
+            raise refused(
                 "trainer.train() was called twice, and a restart does not know which one to resume: make a Trainer and a "
                 "process for each, with a run id of its own"
             )
         if self.trainer.state.is_hyper_param_search:
-            raise UsageError(
+            raise refused(
                 "hyperparameter_search() trains several models, and spotguard resumes one: call train()"
             )
         prepared = self._original["_prepare_for_training"](max_steps, train_dataloader, None)
@@ -253,13 +253,16 @@ class TrainerBinding:
         start: Any,
         **more: Any,
     ) -> None:
-        if self.trainer.state.global_step > self._marked:
+        bound = self._bound
+        if bound is not None and self.trainer.state.global_step > self._marked:
             self._marked = self.trainer.state.global_step
             self._last = {"grad_norm": self._norm(grad_norm), "learning_rate": more.get("learning_rate")}
-            self.guard.step(loss=self._loss.take())
+            bound.step(self._loss.take(), last=self.trainer.control.should_training_stop)
         self._original["_maybe_log_save_evaluate"](
             tr_loss, grad_norm, model, trial, epoch, ignored, start, **more
         )
+        if bound is not None and self.trainer.control.should_training_stop:
+            bound.end_training()  # before the Trainer loads its best model over the weights
 
     def _norm(self, norm: Any) -> Any:
         """Return the norm as the log shows it. FSDP2's is spread over the ranks, and is gathered for a log only."""
@@ -285,7 +288,8 @@ class TrainerBinding:
         return control
 
     def _on_train_end(self, args: Any, state: Any, control: Any) -> Any:
-        self.guard.end_training()  # before the script's callbacks, which may upload
+        if self._bound is not None:
+            self._bound.end_training()
         return self._original["on_train_end"](args, state, control)
 
     def _begin_again(self) -> None:
@@ -368,27 +372,27 @@ def _check(trainer: Any) -> None:
     """
     args = trainer.args
     if args.auto_find_batch_size:
-        raise UsageError(
+        raise refused(
             "auto_find_batch_size=True begins again with another batch size after an error, and a resumed run would not: find "
             "the size once, and pass it as per_device_train_batch_size"
         )
     if args.ignore_data_skip:
-        raise UsageError("ignore_data_skip=True trains on batches again after a resume: leave it out")
+        raise refused("ignore_data_skip=True trains on batches again after a resume: leave it out")
     if args.dataloader_persistent_workers:
-        raise UsageError(
+        raise refused(
             "dataloader_persistent_workers=True: the resumed epoch has workers of its own, so the one after it would draw another "
             "order: leave it out"
         )
     if hasattr(trainer, "_buffered_inputs"):
-        raise UsageError(
+        raise refused(
             f"{type(trainer).__name__} trains on answers that it has generated and keeps in memory, and no checkpoint has them: "
             "save its own checkpoints from spotguard.on_notice"
         )
     for each in trainer.callback_handler.callbacks:
         if type(each).__name__ == "BEMACallback":
-            raise UsageError("BEMACallback keeps weights of its own that no checkpoint has: leave it out")
+            raise refused("BEMACallback keeps weights of its own that no checkpoint has: leave it out")
     check_distribution("the Trainer", trainer.accelerator, "set fsdp_config={'fsdp_version': 2}")
     if args.max_steps <= 0 and not hasattr(trainer.train_dataset, "__len__"):
-        raise UsageError(
+        raise refused(
             "train_dataset has no length, so no batch can be found again: pass a dataset with __len__"
         )

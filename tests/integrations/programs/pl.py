@@ -18,7 +18,7 @@ import torch
 import torchmetrics
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import spotguard
@@ -38,6 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulate_grad_batches": 2},
     "half": {"val_check_interval": 0.5, "accumulate_grad_batches": 3},
     "manual": {},
+    "gathers": {},
+    "drops": {},
     "plateau": {},
     "steps": {"max_epochs": None, "max_steps": 15},
     "workers": {},
@@ -45,6 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
     "stops": {"min_epochs": 3},
     "early": {"max_epochs": 8},
     "older": {},
+    "saves": {"val_check_interval": 0.5, "enable_checkpointing": True},
+    "averaged": {"max_epochs": 4},
+    "norms": {},
     "sanity": {"num_sanity_val_steps": 2},
     "means": {
         "val_check_interval": 0.5,
@@ -52,6 +57,11 @@ CASES: dict[str, dict[str, Any]] = {
         "logger": True,
         "log_every_n_steps": 1,
     },
+    "scheduled": {},
+    "stream": {},
+    "several": {},
+    "tuned": {},
+    "tested": {},
     # one option each, for pairs
     "batches": {"accumulate_grad_batches": 3},
     "often": {"val_check_interval": 0.5},
@@ -65,6 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
     # refused
     "twice": {"max_epochs": 1},
     "keeps": {"max_epochs": 1},
+    "finds": {"max_epochs": 1},
     "unequal": {"max_epochs": 1},
     "iterator": {"max_epochs": 1},
     "exception": {"max_epochs": 1},
@@ -77,9 +88,11 @@ CASES: dict[str, dict[str, Any]] = {
 class Network(L.LightningModule):
     def __init__(self, case: list[str]) -> None:
         super().__init__()
-        self.case = case
+        self.case, self.lr = case, 1e-2
         self.automatic_optimization = "manual" not in case
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+        if "norms" in case:
+            self.layers.append(nn.BatchNorm1d(1))
         self.seen: list[float] = []
         self.error = torchmetrics.MeanAbsoluteError()
 
@@ -106,13 +119,15 @@ class Network(L.LightningModule):
             optimizer.step()
         return loss
 
-    def validation_step(self, batch: Any, number: int) -> None:
+    def validation_step(self, batch: Any, number: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         torch.rand(3)  # a validation that draws
         self.log("v", (self.layers(x) - y).square().mean())
 
+    test_step = validation_step
+
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
         if "plateau" in self.case:
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "v"}}
@@ -120,6 +135,34 @@ class Network(L.LightningModule):
             return optimizer
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+
+
+class Two(Network):
+    """Two optimizers: the first one's loss passes through what the second one trains, which steps at every third batch."""
+
+    def __init__(self, case: list[str]) -> None:
+        super().__init__(case)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        x, y = batch
+        self.seen.append(x.sum().item())
+        first, second = self.optimizers()
+        first.zero_grad()
+        loss = (self.layers(x) - y).square().mean()
+        self.manual_backward(loss)
+        first.step()
+        if "gathers" in self.case or number % 3 == 2:
+            if "drops" in self.case:
+                self.layers[2].zero_grad()
+            self.manual_backward((self.layers[2](torch.ones(2, 16)) - 1).square().mean())
+            if number % 3 == 2:
+                second.step()
+                second.zero_grad()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(self.layers[at].parameters(), lr=1e-2) for at in (0, 2)]
 
 
 class Stops(L.Callback):
@@ -143,6 +186,16 @@ class TakesBatches(Network):
     def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
         batch, number, _ = next(dataloader_iter)
         return super().training_step(batch, number)
+
+
+class Stream(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Any:
+        yield from (self.samples[at] for at in range(len(self.samples)))
 
 
 class Log(L.loggers.logger.DummyLogger):
@@ -189,6 +242,16 @@ def main() -> None:
         callbacks.append(L.callbacks.EarlyStopping("v", patience=1, min_delta=10.0))
     if "stops" in case:
         callbacks.append(Stops())
+    if "scheduled" in case:
+        callbacks.append(L.callbacks.GradientAccumulationScheduler({0: 1, 1: 3}))
+    if "finds" in case:
+        callbacks.append(L.callbacks.LearningRateFinder())
+    folder = Path(f"{out}.saved")
+    if "saves" in case:
+        callbacks.append(L.callbacks.ModelCheckpoint(folder, monitor="v", save_last=True))
+        callbacks.append(L.callbacks.ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3))
+    if "averaged" in case:
+        callbacks.append(L.callbacks.StochasticWeightAveraging(1e-2, swa_epoch_start=2))
     if "keeps" in case:
         callbacks.append(L.callbacks.WeightAveraging())
     if "exception" in case:
@@ -198,41 +261,56 @@ def main() -> None:
     if len(sys.argv) > 3:
         told.guarded = spotguard.integrations.lightning.SpotguardCallback(sys.argv[3], run_id="lightning")
         callbacks.append(told.guarded)
-    options = {"max_epochs": 5 if "stops" in case else 3, "num_sanity_val_steps": 0, "logger": False} | {
-        key: value for word in case for key, value in CASES[word].items()
-    }
+    options = {
+        "enable_checkpointing": "exception" in case,
+        "max_epochs": 5 if "stops" in case else 3,
+        "num_sanity_val_steps": 0,
+        "logger": False,
+    } | {key: value for word in case for key, value in CASES[word].items()}
     if "fsdp2" in case:
         options["strategy"] = L.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     if options["logger"]:
         options["logger"] = Log(Path(f"{out}.log"))
     trainer = L.Trainer(
         accelerator="cpu",
-        enable_checkpointing="exception" in case,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=callbacks,
         **options,
     )
-    network = (TakesBatches if "iterator" in case else Network)(case)
+    kinds = {"iterator": TakesBatches, "gathers": Two, "drops": Two}
+    network = next((kinds[word] for word in case if word in kinds), Network)(case)
     shorter = DataLoader(dataset, batch_size=16, **kept)
     given: dict[str, Any] = {}
     if "own" in case:
         trainer.strategy.connect(network)
         trainer.save_checkpoint(own := Path(f"{out}.ckpt"))
         given["ckpt_path"] = own
-    trainer.fit(network, [loader, shorter] if "unequal" in case else loader, shorter, **given)
+    if "stream" in case:
+        loader = DataLoader(Stream(dataset), batch_size=4)
+    if "tuned" in case:
+        L.tuner.Tuner(trainer).lr_find(network, loader, num_training=20)
+    validated = [shorter, loader] if "several" in case else shorter
+    trainer.fit(network, [loader, shorter] if "unequal" in case else loader, validated, **given)
+    if "tested" in case:
+        trainer.test(network, shorter, verbose=False)
+        trainer.validate(network, shorter, verbose=False)
     if "twice" in case:
         trainer.fit(network, loader)
+    if told.ends.meets("end"):
+        spotguard.testing.preempt(told.guarded.binding.guard, seconds=60)
     log = Path(f"{out}.log")
     result = {
         "weights": network.state_dict(),
-        "optimizer": trainer.optimizers[0].state_dict(),
+        "optimizers": [each.state_dict() for each in trainer.optimizers],
         "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
         "generator": torch.get_rng_state(),
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "metrics": dict(trainer.callback_metrics),
-        "last": network.seen[-1],
+        # The last life of one that averages may find all steps trained.
+        "last": network.seen[-1:] if "averaged" not in case else [],
+        "files": sorted(each.name for each in folder.glob("*")),
         "log": sorted(set(log.read_text().splitlines())) if log.exists() else [],
     }
     write(result, out, trainer.global_rank)
