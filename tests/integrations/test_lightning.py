@@ -70,6 +70,12 @@ def test_a_trainer_that_is_cut_ends_as_one_that_never_was(case: str, tmp_path: P
     assert lives > 2
 
 
+def test_the_states_of_metrics_are_no_cause_for_a_warning(tmp_path: Path) -> None:
+    done = Training("lightning", "pl.py", "means", tmp_path).run("out", str(tmp_path / "store"))
+    assert done.returncode == 0
+    assert "state_dict() leaves out" not in done.stderr
+
+
 def test_a_trainer_whose_averaged_weights_are_in_place_loses_nothing_at_a_notice(tmp_path: Path) -> None:
     training = Training("lightning", "pl.py", "averaged", tmp_path)
     plain = training.plain()

@@ -117,7 +117,7 @@ class Bound:
             try:
                 self.guard.save()
             except (CheckpointError, StoreError) as error:
-                log.warning("the last step is not saved, and the script goes on: %s", error)
+                log.warning("the last step is not saved, and the script continues: %s", error)
 
     def keep_generators(self) -> None:
         """Make the generators' present states the ones that `put_generators_back` sets."""

@@ -340,11 +340,21 @@ class Kept(nn.Module):
 def test_a_module_that_changes_what_its_state_leaves_out_is_told_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its author may have forgotten to make it a buffer; a table is none, nor what belongs to the graph, nor an evaluation's mode."""
+    """Its author may have forgotten a buffer; a table is none, nor what is saved otherwise, nor an evaluation's mode."""
     seed()
-    model = nn.Sequential(Kept())
+    model = nn.Sequential(Kept(), Kept())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+
+    class Saves:
+        saved_modules = (model[1],)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"mean": model[1].mean}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            model[1].mean = state["mean"]
+
+    with guarded(folder, {"model": model, "optimizer": optimizer, "means": Saves()}) as guard:
         guard.restore()
         for _ in range(17):
             model.train()
