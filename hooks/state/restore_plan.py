@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from .inventory.walk import tensors_in
 from .memory_access import expanded
 from .misuse.loaded_otherwise import LoadedOtherwise
 from .parts.loaders.part import is_position
-from .parts.module import KnownTensor, ModulePart
+from .parts.module import ModulePart
 from .parts.rng import RngPart
 from .parts.values import DictPart, Part, StatefulPart, room
 from .sharding.dtensor import RankOf, TargetMemory, local
@@ -49,28 +49,6 @@ class RestorePlan:
     entries: Mapping[str, MergedTensor] = field(default_factory=dict)
     #: Live tensors that overlap others. What is read into one may overwrite another.
     overlapping: Sequence[FilledTensor] = ()
-
-
-@runtime_checkable
-class ChangedPart(Protocol):
-    """A part of which a checkpoint may lack some, if the script names it in `missing`."""
-
-    #: The names of what the next checkpoint may lack.
-    may_lack: frozenset[str]
-
-
-@runtime_checkable
-class PlacedPart(Protocol):
-    """A part that knows where its tensors belong. The other parts take their tensors from host memory."""
-
-    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterable[TargetMemory]:
-        """Yield the memory for each tensor of an outline that fits (`targets`).
-
-        Args:
-            tree: the outline: the decoded tree with tensors that have no memory.
-            name_of: returns the name of an outline's tensor in the checkpoint.
-        """
-        ...
 
 
 def plan(
@@ -130,7 +108,7 @@ def plan(
                 f"{error}. The checkpoint is of {len(states)} ranks, and this job has {ranks.world}: if each rank held a part "
                 f"of {part.name}, start {len(states)} again"
             ) from error
-        if outlines.source != ranks.rank and not isinstance(part, MergedByName):
+        if outlines.source != ranks.rank and not part.by_name:
             taken.setdefault(outlines.source, []).append(part.name)
         if key := unknown(part, outlines, outline):
             warnings.append(
@@ -138,16 +116,15 @@ def plan(
             )
         if why := unlike(part, entries, len(states), ranks.rank, ranks.world):
             warnings.append(why)
-        if isinstance(part, PlacedPart):
-            memories = [*part.memory(outline, names.of)]
-            _place(part.name, memories, names, into, made)
-            live += [
-                FilledTensor(each.path, each.live, entries[names.of(each.outline)])
-                for each in memories
-                if each.live is not None and each.path
-            ]
+        memories = [*part.memory(outline, names.of)]
+        _place(part.name, memories, names, into, made)
+        live += [
+            FilledTensor(each.path, each.live, entries[names.of(each.outline)])
+            for each in memories
+            if each.live is not None and each.path
+        ]
         wanted = {names.of(tensor): tensor for tensor in tensors_in(outline)}
-        if not isinstance(part, NamedPart):
+        if not part.named():
             gaps = [name for name, tensor in wanted.items() if expanded(tensor)]
             warnings += [
                 f"{name} had gaps in its memory when it was saved: it comes back dense [SG606]"
@@ -200,8 +177,7 @@ def may_be_missing(parts: Sequence[Part], names: Iterable[str]) -> frozenset[str
             )
         below |= found
     for part in parts:
-        if isinstance(part, ChangedPart):
-            part.may_lack = frozenset(below)
+        part.may_lack = frozenset(below)
     return frozenset(wanted)
 
 
@@ -222,7 +198,7 @@ def put_back(parts: Sequence[Part], restoring: RestorePlan) -> list[str]:
                 part.begin(restoring.trees)
             part.put_back(restoring.trees[part.name])
             check.end(part, restoring.trees[part.name])
-            warnings += getattr(part, "said", ())
+            warnings += part.said
     check_overlaps(restoring.overlapping)
     check.compare(parts)
     warnings += check.said
@@ -310,26 +286,17 @@ def _storage(tensor: torch.Tensor) -> int:
 _NAMED = 3
 
 
-@runtime_checkable
-class NamedPart(Protocol):
-    """A part that holds parameters."""
-
-    def named(self) -> Mapping[int, KnownTensor]:
-        """Return each live tensor by its id."""
-        ...
-
-
-def unlike(part: object, entries: Mapping[str, MergedTensor], saved: int, rank: int, world: int) -> str:
+def unlike(part: Part, entries: Mapping[str, MergedTensor], saved: int, rank: int, world: int) -> str:
     """Return a warning if the number of ranks changed and ranks saved different parameters under one name; "" otherwise.
 
     Args:
-        part: a registered part; only parts with parameters are checked.
+        part: a registered part.
         entries: the checkpoint's tensors by name.
         saved: the number of ranks that saved the checkpoint.
         rank: this process's rank in the resumed job.
         world: the number of ranks in the resumed job.
     """
-    if saved == world or not isinstance(part, NamedPart):
+    if saved == world:
         return ""
     held = [each.name for each in part.named().values() if isinstance(each.tensor, nn.Parameter)]
     names = [name for name in held if _differs(name, entries, saved)]
@@ -366,15 +333,6 @@ def _differs(name: str, entries: Mapping[str, MergedTensor], saved: int) -> bool
 # With the same number of ranks, each rank takes its own state for all of these.
 
 
-@runtime_checkable
-class MergedByName(Protocol):
-    """A part whose state is found by parameter names, in the tree of any rank that has it."""
-
-    def merge(self, trees: SavedTrees) -> Any:
-        """Return one tree with the state that this rank holds."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """The result for a part that takes nothing from the checkpoint."""
@@ -384,8 +342,6 @@ class LeftOut:
 
 def pick(part: Part, trees: SavedTrees) -> Any:
     """Return the tree that this rank resumes with, or a `LeftOut` with the reason why there is none."""
-    if isinstance(part, MergedByName):
-        return part.merge(trees)
     rank, world = trees.ranks.rank, trees.ranks.world
     if isinstance(part, RngPart) and rank >= trees.world:
         return LeftOut(
@@ -398,16 +354,16 @@ def pick(part: Part, trees: SavedTrees) -> Any:
             f"rank {rank} was gone when the other ranks saved: its own {part.name} is lost, and stays as "
             "it is"
         )
-    if world != trees.world and isinstance(part, StatefulPart) and is_position(part.value):
+    if world != trees.world and is_loader:
         return LeftOut(
             f"{part.name} counts the samples of one of {trees.world} ranks and is not restored for "
             f"{world}: keep the count of samples of all ranks in a registered dict, and skip that many"
         )
-    return trees.own
+    return part.merge(trees)
 
 
 def unknown(part: Part, trees: SavedTrees, picked: Any) -> str:
     """Return the first name that this rank does not hold, of the tree whose place it has; "" if there is none."""
-    if not isinstance(part, MergedByName) or not isinstance(trees.own, dict) or not isinstance(picked, dict):
+    if not part.by_name or not isinstance(trees.own, dict) or not isinstance(picked, dict):
         return ""
     return next((str(key) for key in trees.own if key not in picked), "")

@@ -32,7 +32,7 @@ from .parts.loaders.part import LoaderPart
 from .parts.module import ModulePart
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.values import Copied, InPlace, Part, check_savable
+from .parts.values import Part, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, digests, fingerprint
@@ -115,7 +115,7 @@ class State:
         self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
         self._optimizers = [p for p in self.parts if isinstance(p, OptimizerPart)]
-        self.fence.watch([part.forms.devices for part in self.parts if isinstance(part, Copied)])
+        self.fence.watch([part.forms.devices for part in self.parts])
         self._refresh()
         self._prove()
         if registered.boundary_only:
@@ -343,8 +343,8 @@ class State:
             optimizer.refresh()
         self._counts = sum([part.counts() for part in self._optimizers])
         owned = [t for part in self._optimizers for t in part.tensors]
-        sources = [pair for part in self.parts if isinstance(part, InPlace) for pair in part.sources()]
-        watched = {id(t): t for part in self.parts if isinstance(part, InPlace) for t in part.in_place()}
+        sources = [pair for part in self.parts for pair in part.sources()]
+        watched = {id(t): t for part in self.parts for t in part.in_place()}
         for tensor in owned:
             watched.pop(id(tensor), None)
         self._detector = ChangeDetector([*map(local, owned)], [*map(local, watched.values())], sources)

@@ -15,10 +15,10 @@ from ....providers.errors import StateError
 from ...checkpoint.format.coverage import MergedTensor
 from ...checkpoint.format.values.sameness import same
 from ..inventory.looks import Looks, differing, is_as_read, looks
-from ..inventory.walk import place, tensors_in
+from ..inventory.walk import place
 from ..parts.loaders.part import is_position
 from ..parts.rng import RngPart
-from ..parts.values import DictPart, InPlace, Part, StatefulPart
+from ..parts.values import DictPart, Part, StatefulPart
 from ..sharding.dtensor import is_dtensor, local
 from ..state_tensor import StateTensor
 
@@ -50,10 +50,9 @@ class LoadedOtherwise:
     def end(self, part: Part, tree: Any) -> None:
         """Note the memory of a restored object's tensors."""
         if _is_in_place(part):
-            pairs = part.restored(tree) if isinstance(part, InPlace) else ((t, t) for t in tensors_in(tree))
             self._held[part.name] = [
                 (live, self._names[id(saved)], _form(live))
-                for live, saved in pairs
+                for live, saved in part.restored(tree)
                 if id(saved) in self._names
             ]
 
@@ -96,7 +95,7 @@ class LoadedOtherwise:
                     )
 
     def _ask(self, part: Part) -> None:
-        if (saved := self._saved.get(part.name)) is None or getattr(part, "said", None):
+        if (saved := self._saved.get(part.name)) is None or part.said:
             return
         foreign = isinstance(part, StatefulPart)
         now = looks(part.tree(), classes=not foreign)
@@ -124,7 +123,7 @@ class LoadedOtherwise:
 
 def _is_in_place(part: Part) -> bool:
     """Return whether a save reads the part's tensors in place. Small ones are compared by value, as all others."""
-    return hasattr(part, "merge") or (isinstance(part, InPlace) and bool(part.in_place()))
+    return part.by_name or bool(part.in_place())
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

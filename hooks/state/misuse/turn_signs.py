@@ -24,7 +24,7 @@ from ..parts.module import ModulePart
 from ..parts.optimizers.optimizer import OptimizerPart
 from ..parts.rng import RngPart
 from ..parts.stateful import ScalerPart
-from ..parts.values import CopiedValue, Part, StatefulPart, TensorPart
+from ..parts.values import Part, StatefulPart, TensorPart
 from ..sharding.dtensor import local
 
 #: The most optimizers whose gradients are followed, by two parameters each: 0.15 µs for each parameter at a boundary.
@@ -151,7 +151,7 @@ class TurnSigns:
                 yield from _differences(*groups, f"{part.name}.param_groups[{at}]")
         elif isinstance(part, TensorPart):
             yield from _differences(part.tree(), part.live, part.name)
-        elif isinstance(part, CopiedValue) and not isinstance(part, RngPart):  # nobody registers generators
+        elif not isinstance(part, RngPart):  # nobody registers generators
             asked = copy.copy(part)
             asked.forms = Forms(objects=part.forms.objects)
             asked.at_boundary()

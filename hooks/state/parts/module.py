@@ -10,11 +10,10 @@ tensors.
 
 from __future__ import annotations
 
-import copy
 import logging
 import operator
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -22,13 +21,13 @@ from torch import nn
 from ....providers.errors import CheckpointError, StateError
 from ...checkpoint.tier import Tier
 from ..changes.change_detector import ModuleTables
-from ..inventory.frozen import Forms, freeze_of
+from ..inventory.frozen import freeze_of
 from ..inventory.inner_tensors import description, inner
 from ..inventory.looks import unlike_layout
 from ..inventory.ties import memory_of
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, group, local, state_tensor
+from ..sharding.dtensor import RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..sharding.saved_trees import SavedTrees
 from ..state_tensor import StateTensor
@@ -48,6 +47,7 @@ from .module_entries import (
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
+    KnownTensor,
     Part,
     StatefulPart,
     check_fits,
@@ -59,15 +59,6 @@ log = logging.getLogger("spotguard")
 
 #: (a table, the key in it, the name in the checkpoint).
 Place = tuple[dict[str, Any], str, str]
-
-
-class KnownTensor(NamedTuple):
-    """A live tensor and its name in the checkpoint, the ranks declared to have it, and the ranks of its module."""
-
-    name: str
-    tensor: torch.Tensor
-    declared: DeclaredReplicas | None = None
-    span: frozenset[int] = frozenset()
 
 
 def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
@@ -88,27 +79,24 @@ def module_part(name: str, module: nn.Module, ranks: RankOf) -> Part:
     return ModulePart(name, module, entries, registered, ranks)
 
 
-class ModulePart:
+class ModulePart(Part):
     """Parameters and persistent buffers by name; extra state (`get_extra_state`) as plain values."""
+
+    by_name = True
 
     def __init__(
         self, name: str, module: nn.Module, entries: dict[str, Any], registered: nn.Module, ranks: RankOf
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._module = module
         #: The module with its wrappers, which declare the ranks that share its tensors.
         self._registered = registered
         self._ranks = ranks
         self._frozen_extra: dict[str, Any] = {}
-        self.forms = Forms()
-        #: Lines about tensors that a restore fills in another layout.
-        self.said: list[str] = []
         #: The ids of parameters that only a hooked optimizer changes. The registry sets them.
         self.stepped: frozenset[int] = frozenset()
         #: Keys of the buffers that the restore under way makes anew.
         self._to_make: set[str] = set()
-        #: Names of entries, as `below` returns them, that the next checkpoint to restore may lack.
-        self.may_lack: frozenset[str] = frozenset()
         #: Whether the module may have changed since the last look at what is new.
         self._refreshed = True
         self._list(entries)
@@ -283,7 +271,6 @@ class ModulePart:
         )
 
     def named(self) -> dict[int, KnownTensor]:
-        """Return each live tensor by its id."""
         return self._known
 
     def in_place(self) -> list[torch.Tensor]:
@@ -336,16 +323,16 @@ class ModulePart:
             if moved or table.get(key) is not t
         ]
 
-    def copied(self) -> Any:
+    def copied(self) -> Mapping[str, Any] | None:
         if self._copies.overwrites or len(self._copies.live) < len(self._buffers):
             return None  # buffers that are read in place change in forward
-        return self._frozen_extra, self._leaf, self._copies, self._copies.taken
+        known = {"_frozen_extra": self._frozen_extra, "_leaf": self._leaf, "_copies": self._copies}
+        return {**known, "_taken": self._copies.taken}
 
-    def as_of(self, copied: Any) -> ModulePart:
-        earlier = copy.copy(self)
-        earlier._frozen_extra, leaf, copies, taken = copied
-        by_address = copies.as_of(taken)
-        earlier._leaf = {key: each.read_from(by_address) for key, each in leaf.items()}
+    def as_of(self, copied: Mapping[str, Any]) -> Self:
+        earlier = super().as_of(copied)
+        by_address = earlier._copies.as_of(copied["_taken"])
+        earlier._leaf = {key: each.read_from(by_address) for key, each in earlier._leaf.items()}
         earlier._copies = BoundaryCopies([])
         return earlier
 

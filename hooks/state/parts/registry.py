@@ -19,12 +19,12 @@ from ..inventory.walk import tensors_in
 from ..sharding.dtensor import RankOf
 from .loaders import ResumableLoader
 from .loaders.part import LoaderPart, refuse_bare
-from .module import KnownTensor, ModulePart, module_part
+from .module import ModulePart, module_part
 from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
-from .values import DictPart, Part, StatefulPart, TensorPart
+from .values import DictPart, KnownTensor, Part, StatefulPart, TensorPart
 from .wrappers import around, can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.
@@ -77,8 +77,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
         """
         tensors_by_id: Named = {}
         for part in modules.values():
-            if isinstance(part, ModulePart):
-                tensors_by_id = part.named() | tensors_by_id
+            tensors_by_id = {**part.named(), **tensors_by_id}
         return tensors_by_id | tensors
 
     def held() -> set[int]:

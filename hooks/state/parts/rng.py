@@ -16,7 +16,7 @@ import torch
 from ....providers.errors import CheckpointError, StateError
 from ...checkpoint.format.values.state_check import check_generators
 from ..device.events import accelerator
-from .values import REFUSALS, CopiedValue, error_text
+from .values import REFUSALS, Part, error_text
 
 #: The generators of a kind of accelerator: its name, and a module with the same state functions as `torch.cuda`.
 Generators = tuple[str, Any]
@@ -82,7 +82,7 @@ def restore(states: dict[str, Any], others: Generators | None = None) -> list[st
     return missing
 
 
-class RngPart(CopiedValue):
+class RngPart(Part):
     """The generators' states as a part of the registered state."""
 
     def __init__(self, name: str, others: Generators | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a part, which takes one registered value and puts it back, and the parts of plain values.
+"""The base of the parts, each of which takes one registered value and puts it back, and the parts of plain values.
 
 A part answers three questions:
 
@@ -12,9 +12,10 @@ The saved form of a value is a *tree* (`sharding.saved_trees`).
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -29,7 +30,8 @@ from ..inventory.looks import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
-from ..sharding.dtensor import RankOf, TargetMemory, local, state_tensor
+from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, local, state_tensor
+from ..sharding.saved_trees import SavedTrees
 from ..state_tensor import StateTensor
 
 #: The most bytes of a set of tensors that is copied at each boundary. A larger set is read in place and checked twice.
@@ -48,37 +50,87 @@ REFUSALS = (
 )
 
 
-class Part(Protocol):
-    """One registered value."""
+class KnownTensor(NamedTuple):
+    """A live tensor and its name in the checkpoint, the ranks declared to have it, and the ranks of its module."""
 
     name: str
+    tensor: torch.Tensor
+    declared: DeclaredReplicas | None = None
+    span: frozenset[int] = frozenset()
 
+
+class Part(ABC):
+    """One registered value. Unless a class says otherwise, each boundary copies all of it.
+
+    Args:
+        name: the registered name.
+        objects: whether a restore has live objects of classes to fill.
+    """
+
+    #: Whether its state is found by parameter names, in the tree of any rank that has it.
+    by_name = False
+    _frozen: Any = None
+
+    def __init__(self, name: str, *, objects: bool = False) -> None:
+        self.name = name
+        #: The forms of the values that boundaries copy, and the devices of tensors among them.
+        self.forms = Forms(objects=objects)
+        #: Lines about values that are not, or not quite, restored.
+        self.said: list[str] = []
+        #: Names of what the next checkpoint to restore may lack, if the script names it in `missing`.
+        self.may_lack: frozenset[str] = frozenset()
+
+    @abstractmethod
     def at_boundary(self) -> None:
         """Copy the values that change between steps. On the training thread, after every step: microseconds count."""
-        ...
 
-    def copied(self) -> Any:
-        """Return what was copied at the last boundary, for `as_of`; None if that is not all, or too large to be kept twice.
+    def copied(self) -> Mapping[str, Any] | None:
+        """Return the attributes with what was copied at the last boundary; None if that is not all, or too large to be kept twice.
 
         On the training thread, after every step of a training on a device.
         """
-        ...
+        if self.forms.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
+            return None
+        return {"_frozen": self._frozen}
 
-    def as_of(self, copied: Any) -> Part:
+    def as_of(self, copied: Mapping[str, Any]) -> Self:
         """Return a part that has the copies of an earlier boundary, and the same tensors in place. On the saver thread."""
-        ...
+        earlier = copy.copy(self)
+        vars(earlier).update(copied)
+        return earlier
 
     def state_tensors(self) -> list[StateTensor]:
         """Return the tensors that stay unchanged now, by name. On the saver thread, with the gate shut."""
-        ...
+        return []
 
     def tree(self) -> Any:
         """Return the complete value as it is now.
 
         A tensor of `state_tensors` appears as the very same object. With the gate shut.
         """
-        ...
+        return self._frozen
 
+    # --- tensors that are read in place ---
+
+    def in_place(self) -> list[torch.Tensor]:
+        """Return the live tensors that only their owner may change between boundaries."""
+        return []
+
+    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return pairs of a live tensor and the alias that a save reads. Both must stay the same memory."""
+        return []
+
+    def named(self) -> Mapping[int, KnownTensor]:
+        """Return each live tensor of a module by its id."""
+        return {}
+
+    # --- a restore ---
+
+    def merge(self, trees: SavedTrees) -> Any:
+        """Return one tree with the state that this rank holds."""
+        return trees.own
+
+    @abstractmethod
     def targets(self, tree: Any) -> None:
         """Check a decoded tree against the live object. Nothing is written yet.
 
@@ -86,36 +138,23 @@ class Part(Protocol):
             StateError: the tree does not fit. The message names the item, the live value and the checkpoint's value.
             CheckpointError: this version never writes such a tree.
         """
-        ...
 
+    def memory(self, tree: Any, name_of: Callable[[torch.Tensor], str]) -> Iterable[TargetMemory]:
+        """Yield the memory for each tensor of an outline that fits (`targets`). All others are read into host memory.
+
+        Args:
+            tree: the outline: the decoded tree with tensors that have no memory.
+            name_of: returns the name of an outline's tensor in the checkpoint.
+        """
+        return ()
+
+    @abstractmethod
     def put_back(self, tree: Any) -> None:
         """Give the live object its restored tree. On the main thread, after all tensors are filled and verified."""
-        ...
-
-
-@runtime_checkable
-class InPlace(Protocol):
-    """A part that reads tensors in place. The change detector must check that they do not change."""
-
-    def in_place(self) -> list[torch.Tensor]:
-        """Return the live tensors that only their owner may change between boundaries."""
-        ...
-
-    def sources(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return pairs of a live tensor and the alias that a save reads. Both must stay the same memory."""
-        ...
 
     def restored(self, tree: Any) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Return pairs of a live tensor and the tensor of a tree that it has got."""
-        ...
-
-
-@runtime_checkable
-class Copied(Protocol):
-    """A part that copies values at boundaries, and these values may contain tensors."""
-
-    #: The forms of those values, and the devices of those tensors.
-    forms: Forms
+        """Return pairs of a live tensor that is read in place, and the tensor of a tree that it has got."""
+        return ((tensor, tensor) for tensor in tensors_in(tree))
 
 
 def error_text(error: BaseException) -> str:
@@ -123,35 +162,7 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-class CopiedValue:
-    """The base of parts whose whole value is copied at each boundary."""
-
-    _frozen: Any = None
-
-    def __init__(self, name: str, *, objects: bool = False) -> None:
-        self.name = name
-        self.forms = Forms(objects=objects)
-        #: Lines about values that are not, or not quite, restored.
-        self.said: list[str] = []
-
-    def state_tensors(self) -> list[StateTensor]:
-        return []
-
-    def tree(self) -> Any:
-        return self._frozen
-
-    def copied(self) -> Any:
-        if self.forms.devices and sum(t.nbytes for t in tensors_in(self._frozen)) > COPY_AT_BOUNDARY:
-            return None
-        return (self._frozen,)
-
-    def as_of(self, copied: Any) -> Self:
-        earlier = copy.copy(self)
-        (earlier._frozen,) = copied
-        return earlier
-
-
-class StatefulPart(CopiedValue):
+class StatefulPart(Part):
     """Any object with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
 
     Its state is the result of `state_dict`, which only the training thread calls. Restored tensors are on the host:
@@ -202,7 +213,7 @@ def load_into(name: str, value: Any, state: Any) -> None:
         ) from error
 
 
-class DictPart(CopiedValue):
+class DictPart(Part):
     """A dict of plain values for the user's own notes, restored into the same dict and into what it holds.
 
     A checkpoint does not record the devices of tensors in the dict. A restored tensor goes to the device of the
@@ -233,15 +244,9 @@ class DictPart(CopiedValue):
         forms = [(self if part.name == self.name else part).forms for part in self.dicts]
         return [each.copies for each in forms if each.copies is not None]
 
-    def copied(self) -> Any:
+    def copied(self) -> Mapping[str, Any] | None:
         known = super().copied()
-        return None if known is None else (*known, self._copies())
-
-    def as_of(self, copied: Any) -> Self:
-        *known, copies = copied
-        earlier = super().as_of(known)
-        earlier._earlier = copies
-        return earlier
+        return None if known is None else {**known, "_earlier": self._copies()}
 
     def targets(self, tree: Any) -> None:
         if not isinstance(opened(tree)[0], dict):
@@ -272,11 +277,11 @@ class DictPart(CopiedValue):
         return Filling(dicts, lambda: Ownership(self.others(), [live for live, _ in dicts.values()]))
 
 
-class TensorPart:
+class TensorPart(Part):
     """A bare tensor. A small one is copied at each boundary, and a large one is read in place."""
 
     def __init__(self, name: str, value: torch.Tensor, ranks: RankOf) -> None:
-        self.name = name
+        super().__init__(name)
         self._ranks = ranks
         check_savable(name, value)
         check_restorable(name, value)
@@ -287,8 +292,6 @@ class TensorPart:
         self._alias = freeze(self._value) if self._small else self._value.detach()
         #: The copy of the boundary before, which the next boundary overwrites; None unless copies are kept twice.
         self._spare: torch.Tensor | None = None
-        #: A line about a restore that fills it in another layout.
-        self.said: list[str] = []
         #: Which bytes the tensor's memory lacks after it was freed; "" if none. Then the boundary does not read it,
         #: and each save refuses it by name.
         self._lacks = ""
@@ -306,15 +309,10 @@ class TensorPart:
                     self._alias, self._spare = self._spare, self._alias
                 copyable(self._alias).copy_(copyable(self._value.detach()))
 
-    def copied(self) -> Any:
+    def copied(self) -> Mapping[str, Any]:
         if self._small and self._spare is None:
             self._spare = freeze(self._alias)
-        return (self._alias,)
-
-    def as_of(self, copied: Any) -> TensorPart:
-        earlier = copy.copy(self)
-        (earlier._alias,) = copied
-        return earlier
+        return {"_alias": self._alias}
 
     def state_tensors(self) -> list[StateTensor]:
         read_from = self._value if self._lacks else self._alias

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from .....providers.errors import CheckpointError, StateError
 from ....checkpoint.tier import Tier
-from ...inventory.frozen import Forms, freeze
+from ...inventory.frozen import freeze
 from ...inventory.inner_tensors import check_outlines, is_outline, named, outlined, whole
 from ...inventory.walk import tensors_in
 from ...sharding.dtensor import (
@@ -32,9 +32,8 @@ from ...sharding.dtensor import (
 )
 from ...sharding.saved_trees import SavedTrees
 from ...state_tensor import StateTensor
-from ..module import KnownTensor
-from ..stateful import check_class
-from ..values import Part, load_into
+from ..stateful import ClassedPart, check_class
+from ..values import KnownTensor, Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import gradients, groups, optimizer_tree
 from .merge import merge
@@ -88,7 +87,7 @@ def optimizer_part(name: str, optimizer: Optimizer, named: Callable[[], Named], 
     return OptimizerPart(name, optimizer, named, ranks)
 
 
-class OptimizerPart:
+class OptimizerPart(Part):
     """`param_groups` and `state`, keyed by the parameters' names in the model.
 
     So a checkpoint does not depend on the order in which the optimizer got its parameters.
@@ -97,8 +96,10 @@ class OptimizerPart:
     removed (a head that was frozen). There may also be entries under keys of the optimizer's own.
     """
 
+    by_name = True
+
     def __init__(self, name: str, optimizer: Optimizer, named: Callable[[], Named], ranks: RankOf) -> None:
-        self.name = name
+        super().__init__(name, objects=True)
         self._ranks = ranks
         self.optimizer = optimizer
         self._named = named
@@ -107,14 +108,9 @@ class OptimizerPart:
         #: state, and no step reads it.
         self._retired: dict[int, torch.Tensor] = {}
         self._param: dict[str, torch.Tensor] = {}
-        self.forms = Forms(objects=True)
         self._products = running_products(optimizer)
         #: The groups' options at `register`.
         self._first = groups.options(optimizer.param_groups)
-        #: Lines about groups and options that a restore changes.
-        self.said: list[str] = []
-        #: Names of parameters that the next checkpoint to restore may lack.
-        self.may_lack: frozenset[str] = frozenset()
         #: Whether the checkpoint to restore is of this run. Then the restore also freezes and thaws as that run had done.
         self.own = True
         #: The first parameter at which the next boundary looks for layers that were frozen or trained.
@@ -236,20 +232,10 @@ class OptimizerPart:
                 {k: v for k, v in now.items() if k != "params"},
             )
 
-    def copied(self) -> Any:
-        return (
-            None
-            if self._numbers
-            else (self._frozen, self._groups, None if self._products is None else self._products.since)
-        )
-
-    def as_of(self, copied: Any) -> OptimizerPart:
-        earlier = copy.copy(self)
-        earlier._frozen, earlier._groups, since = copied
-        if self._products is not None:
-            earlier._products = copy.copy(self._products)
-            earlier._products.since = since
-        return earlier
+    def copied(self) -> Mapping[str, Any] | None:
+        if self._numbers:
+            return None
+        return {"_frozen": self._frozen, "_groups": self._groups, "_products": copy.copy(self._products)}
 
     def state_tensors(self) -> list[StateTensor]:
         """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
