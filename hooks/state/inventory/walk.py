@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,6 +46,38 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         for _, each in children(value):
             if type(each) not in ATOMS:
                 yield from tensors_in(each)
+
+
+def reach(
+    root: object,
+    children: Callable[[Any], Iterable[tuple[str, Any]]],
+    enters: Callable[[Any], bool],
+    *,
+    depth: int,
+    most: int,
+    known: Iterable[int] = (),
+) -> Iterator[tuple[str, Any]]:
+    """Yield each object that any object holds, nearest first and once, with the steps to it.
+
+    Args:
+        root: the object.
+        children: returns what an object holds, each with the step to it.
+        enters: returns whether the search goes on in an object.
+        depth: the most steps.
+        most: the most objects.
+        known: ids of objects that the search leaves out.
+    """
+    queue: deque[tuple[str, Any, int]] = deque([("", root, 1)])
+    seen = {id(root), *known}
+    while queue and len(seen) <= most:
+        path, owner, steps = queue.popleft()
+        for step, value in children(owner):
+            if type(value) in ATOMS or id(value) in seen:
+                continue
+            seen.add(id(value))
+            yield path + step, value
+            if steps < depth and enters(value):
+                queue.append((path + step, value, steps + 1))
 
 
 def place(name: str, way: Iterable[Any]) -> str:

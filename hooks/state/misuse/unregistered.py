@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..inventory.walk import reach
 from ..parts.module_entries import name_of
 
 #: The most names in a message.
@@ -98,16 +99,8 @@ def holds(root: object, wanted: Set[int]) -> bool:
     Then the object's own `state_dict()`, or a wrapper's steps, stand for the optimizer. The search skips schedulers
     and modules: they do not save an optimizer.
     """
-    layer, seen = [root], {id(root)}
-    for _ in range(_DEPTH):
-        below = [each for value in layer for each in _inside(value)]
-        layer = [each for each in {id(each): each for each in below}.values() if id(each) not in seen]
-        if any(id(each) in wanted for each in layer):
-            return True
-        seen.update(map(id, layer))
-        if len(seen) > _OBJECTS:
-            return False
-    return False
+    found = reach(root, _inside, lambda each: True, depth=_DEPTH, most=_OBJECTS)
+    return any(id(each) in wanted for _, each in found)
 
 
 #: Types that the search does not enter.
@@ -123,14 +116,13 @@ _OPAQUE = (
 )
 
 
-def _inside(value: object) -> Iterable[object]:
+def _inside(value: object) -> Iterator[tuple[str, Any]]:
+    held: Any = ()
     if isinstance(value, dict | list | tuple):
-        if len(value) > _LONG:
-            return ()
-        return value.values() if isinstance(value, dict) else value
-    if isinstance(value, _OPAQUE):
-        return ()
-    attributes = getattr(value, "__dict__", {})
-    if isinstance(value, Optimizer):  # the moments are many, and contain no optimizers
-        return [each for name, each in attributes.items() if name not in ("state", "param_groups")]
-    return list(attributes.values())
+        if len(value) <= _LONG:
+            held = value.values() if isinstance(value, dict) else value
+    elif not isinstance(value, _OPAQUE):
+        # An optimizer's moments are many, and contain no optimizers.
+        left_out = ("state", "param_groups") if isinstance(value, Optimizer) else ()
+        held = (each for name, each in getattr(value, "__dict__", {}).items() if name not in left_out)
+    return (("", each) for each in [*held])

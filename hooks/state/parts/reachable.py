@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..inventory.inner_tensors import inner
+from ..inventory.walk import ATOMS, reach
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
 
@@ -60,9 +61,6 @@ EXEMPT = {
 }
 
 _SCRATCH = frozenset({"main_grad", "_dummy_overflow_buf", "grad_scale", "found_inf", "defaults"})
-_ATOMS = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range}
-)
 _NOT_OWNED = (
     type,
     types.ModuleType,
@@ -79,6 +77,8 @@ _NOT_OWNED = (
     Sampler,
     LRScheduler,
     torch.amp.GradScaler,
+    Optimizer,
+    nn.Module,
 )
 _PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -230,10 +230,6 @@ def _form(value: Any) -> Any:
     return id(value), value._version, value.data_ptr()
 
 
-#: An object on a path, the path to its owner, and the step between them: ".attribute", "['key']", "[0]".
-_Way = tuple[Any, "_Way | None", str]
-
-
 def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]) -> list[str]:
     """Return the paths to tensors, optimizers and scalers that `root` holds and no checkpoint has; nearest first.
 
@@ -245,47 +241,28 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
     """
     paths: list[str] = []
     exempt: dict[type, bool] = {}
-    seen = {id(root), *known}
-    queue: deque[tuple[_Way, int]] = deque([((root, None, name), 0)])
-    most = MOST + _EACH * len(saved)
-    while queue:
-        if len(seen) > most:
-            log.info(
-                "%s holds more than %d objects: spotguard searched only the nearest for its state", name, most
-            )
-            break
-        way, depth = queue.popleft()
-        for child, piece in _children(way[0]):
-            kind = type(child)
-            if kind in _ATOMS or id(child) in seen:
-                continue
-            seen.add(id(child))
-            here: _Way = (child, way, piece)
-            if issubclass(kind, torch.Tensor):
-                if _counts(child) and not saved.has(child):
-                    paths.append(_said(here))
-            elif issubclass(kind, Optimizer) or (
-                issubclass(kind, torch.amp.GradScaler) and child.is_enabled()
-            ):
-                paths.append(f"{_said(here)} ({kind.__name__})")
-                continue
-            elif issubclass(kind, nn.Module):
-                lost = [key for key, each in _state_of(child) if _counts(each) and not saved.has(each)]
-                paths += [f"{_said(here)}.{key}" for key in lost]
-                continue
-            if kind not in exempt:
-                exempt[kind] = _exempt(kind)
-            if depth + 1 < DEPTH and not exempt[kind] and not _is_compiled(child):
-                queue.append((here, depth + 1))
+
+    def enters(child: Any) -> bool:
+        if (kind := type(child)) not in exempt:
+            exempt[kind] = _exempt(kind)
+        return not exempt[kind] and not _is_compiled(child)
+
+    most, found = MOST + _EACH * len(saved), len(known)
+    for path, child in reach(root, _children, enters, depth=DEPTH, most=most, known=known):
+        kind, found = type(child), found + 1
+        if issubclass(kind, torch.Tensor):
+            if _counts(child) and not saved.has(child):
+                paths.append(name + path)
+        elif issubclass(kind, Optimizer) or (issubclass(kind, torch.amp.GradScaler) and child.is_enabled()):
+            paths.append(f"{name}{path} ({kind.__name__})")
+        elif issubclass(kind, nn.Module):
+            lost = [key for key, each in _state_of(child) if _counts(each) and not saved.has(each)]
+            paths += [f"{name}{path}.{key}" for key in lost]
+    if found >= most:
+        log.info(
+            "%s holds more than %d objects: spotguard searched only the nearest for its state", name, most
+        )
     return paths
-
-
-def _said(way: _Way | None) -> str:
-    steps: list[str] = []
-    while way is not None:
-        steps.append(way[2])
-        way = way[1]
-    return "".join(reversed(steps))
 
 
 def _counts(tensor: torch.Tensor) -> bool:
@@ -317,7 +294,7 @@ def _is_compiled(child: object) -> bool:
     return type(child) is types.FunctionType and "_torchdynamo_orig_callable" in child.__dict__
 
 
-def _children(owner: Any) -> Iterator[tuple[Any, str]]:
+def _children(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield each object that the owner holds, with its step in a path."""
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
@@ -327,27 +304,27 @@ def _children(owner: Any) -> Iterator[tuple[Any, str]]:
                 yield from _attributes(each)
     elif issubclass(kind, dict):
         for key, value in list(owner.items()):
-            if type(key) not in _ATOMS:
-                yield key, " (a key)"
-                yield value, "[…]"
+            if type(key) not in ATOMS:
+                yield " (a key)", key
+                yield "[…]", value
             elif key not in _SCRATCH:
-                yield value, f"[{key!r}]"
+                yield f"[{key!r}]", value
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         for number, value in enumerate(list(owner)):
-            yield value, f"[{number}]"
+            yield f"[{number}]", value
     elif kind is types.FunctionType:
         for key, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=False):
             for value in gc.get_referents(cell):
-                yield value, f"({key})"
+                yield f"({key})", value
         for values in (owner.__defaults__, owner.__kwdefaults__, owner.__dict__):
-            yield values, "(…)"
+            yield "(…)", values
     else:
         attributes = _dict_of(owner)
         yield from _attributes(attributes)
         named = {id(attributes), *map(id, attributes.values())}
         for value in gc.get_referents(owner):
             if id(value) not in named:
-                yield value, ".…"
+                yield ".…", value
 
 
 def _dict_of(owner: object) -> dict[str, Any]:
@@ -358,7 +335,7 @@ def _dict_of(owner: object) -> dict[str, Any]:
     return attributes if type(attributes) is dict else {}
 
 
-def _attributes(table: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+def _attributes(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in list(table.items()):
         if key not in _SCRATCH and not (key.startswith("_optimizer_") and key.endswith("_hooks")):
-            yield value, f".{key}"
+            yield f".{key}", value

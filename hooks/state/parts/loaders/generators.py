@@ -9,7 +9,6 @@ import functools
 import random
 import sys
 import types
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +16,13 @@ import torch
 from torch import nn
 
 from ...inventory.objects import generator_state, is_generator, set_generator
+from ...inventory.walk import reach
 from .batch_mark import attributes
 
 #: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
 _DEPTH, _OBJECTS, _LONG = 8, 4000, 200
-#: The most objects, where those that hold data count.
-_DATA = 10**6
 #: Packages whose functions draw from no generator of their own.
 _LIBRARIES = ("torch.", "torchdata.", "numpy.", "builtins", "collections", "functools", "abc", "typing")
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NOT_ENTERED = (torch.Tensor, nn.Module, type, types.ModuleType)
 
 
@@ -81,35 +78,23 @@ def _global_ones() -> Iterator[Any]:
         yield numpy.random.mtrand._rand._bit_generator
 
 
-def objects(root: object, *, data: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield each object that the root holds, nearest first, with the path to it.
-
-    Args:
-        root: a loader, or a part of one.
-        data: whether long containers count, which hold data.
-    """
-    queue: deque[tuple[str, Any, int]] = deque([("", root, 0)])
-    seen = {id(root)}
-    classes: set[type] = set()
-    most, long = (_DATA, _DATA) if data else (_OBJECTS, _LONG)
-    while queue and len(seen) < most:
-        path, owner, depth = queue.popleft()
-        for step, value in _children(owner, classes, long):
-            if isinstance(value, _ATOMS) or id(value) in seen:
-                continue
-            seen.add(id(value))
-            here = f"{path}{step}".lstrip(".")
-            yield here, value
-            if depth + 1 < _DEPTH and not isinstance(value, _NOT_ENTERED) and not is_generator(value):
-                queue.append((here, value, depth + 1))
+def objects(root: object) -> Iterator[tuple[str, Any]]:
+    """Yield each object that a loader holds, nearest first, with the path to it. Long containers hold data, and are not entered."""
+    children = functools.partial(_children, classes=set())
+    for path, value in reach(root, children, _is_entered, depth=_DEPTH, most=_OBJECTS):
+        yield path.lstrip("."), value
 
 
-def _children(owner: Any, classes: set[type], long: int) -> Iterator[tuple[str, Any]]:
+def _is_entered(value: object) -> bool:
+    return not isinstance(value, _NOT_ENTERED) and not is_generator(value)
+
+
+def _children(owner: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, dict):
-        if len(owner) <= long:
+        if len(owner) <= _LONG:
             yield from ((f"[{key!r}]", value) for key, value in [*owner.items()])
     elif isinstance(owner, (list, tuple)):
-        if len(owner) <= long:
+        if len(owner) <= _LONG:
             yield from ((f"[{at}]", value) for at, value in enumerate(owner))
     elif isinstance(owner, functools.partial):
         yield from ((f"({step})", value) for step, value in [("func", owner.func), ("args", owner.args)])

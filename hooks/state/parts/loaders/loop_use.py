@@ -10,6 +10,7 @@ import logging
 import types
 import weakref
 from collections import deque
+from collections.abc import Set
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +26,7 @@ log = logging.getLogger("spotguard")
 TURNS = 4
 #: The first batches of a pass that are followed to its end, and the turns that tell how long one is.
 _FIRST = 3
+_LISTS = (list, tuple, deque)
 
 AHEAD = (
     "%s: batches are taken before the turn that trains on them (%s in the first %d turns), and a resumed run leaves out what "
@@ -193,24 +195,36 @@ class LoopUse:
         return found
 
     def _keeps_batches(self) -> bool:
-        """Return whether something beside the loader keeps the first batches of the pass.
-
-        It takes some 50 ms, and 3 s where the data is a list of a million samples, once in a run.
-        """
-        leaves = [each and each() for each in self._first]
-        if not all(each is not None for each in leaves):
+        """Return whether something beside the loader keeps the first batch of the pass. It takes some 50 ms for each object asked."""
+        if not all(map(_lives, self._first)):
             return False
-        own = {id(self._loader), *(id(each) for _, each in objects(self._loader, data=True))}
-        if not all(id(each) in own for each in leaves):
-            return True
-        held = [each for each in gc.get_referrers(*leaves) if id(each) in own]
-        others = [each for each in gc.get_referrers(*leaves, *held) if type(each) in (list, tuple, deque)]
-        return any(id(each) not in own and each is not leaves and each is not held for each in others)
+        own = {id(self._loader), *(id(each) for _, each in objects(self._loader))}
+        found = gc.get_referrers(self._first[0]())
+        for each in found:
+            if isinstance(each, types.FrameType):
+                continue
+            if id(each) not in own and not _is_data(each, own):
+                return True
+            above = gc.get_referrers(each)
+            if any(type(one) in _LISTS and id(one) not in own and one is not found for one in above):
+                return True
+        return False
 
     def _first_time(self, what: str) -> bool:
         known = what in self._said
         self._said.add(what)
         return not known
+
+
+def _is_data(value: object, own: Set[int], levels: int = 2) -> bool:
+    """Return whether one of a loader's own objects holds a value, or a container that does. Long ones are known, but not all in them."""
+    above = gc.get_referrers(value)
+    if any(id(each) in own for each in above):
+        return True
+    held = (
+        each for each in above if type(each) in _LISTS or (type(each) is dict and "__builtins__" not in each)
+    )
+    return levels > 0 and any(_is_data(each, own, levels - 1) for each in held)
 
 
 def _reference(batch: Any) -> Any:
