@@ -218,8 +218,8 @@ class ReplicationInfo:
 
 def holding(state: State) -> ReplicationInfo:
     """Return the replication of this rank's state, as it is now."""
-    groups = frozenset(state.fingerprint())
-    return ReplicationInfo(frozenset(part.name for part in state.parts), groups, state.alone())
+    groups = frozenset(state.fingerprint)
+    return ReplicationInfo(frozenset(part.name for part in state.parts), groups, state.alone)
 
 
 def gather_holdings(

@@ -10,7 +10,7 @@ import torch
 
 from ..checkpoint.format.crc import crc32
 from ..state.inventory.inner_tensors import inner
-from ..state.inventory.objects import generator_state, is_generator
+from ..state.inventory.objects import generator_state, is_array, is_generator
 from ..state.sharding.dtensor import local
 
 #: Longest plain value, in characters, that is shown in full. A longer one is cut, with a checksum of the full text.
@@ -88,11 +88,6 @@ def _crc(data: memoryview, sampled: bool) -> int:
     return int(crc)
 
 
-def is_array(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
-
-
 def of_any(value: Any, depth: int = 4) -> str:
     """Return one text for nested containers of tensors and plain values, such as a batch or a generator's state."""
     return of_text(_text(value, depth))
@@ -101,7 +96,7 @@ def of_any(value: Any, depth: int = 4) -> str:
 def _text(value: Any, depth: int) -> str:
     if isinstance(value, torch.Tensor):
         return of_tensor(value)
-    if is_array(value):
+    if is_array(value, scalars=True):
         return of_array(value)
     if isinstance(value, ATOMS):
         return repr(value)

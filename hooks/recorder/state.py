@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..state.inventory.objects import saved_object
+from ..state.inventory.objects import is_array, saved_object
 from ..state.parts.loaders import ResumableLoader
 from . import checksums
 
@@ -119,7 +119,7 @@ def flatten(path: str, value: Any, found: dict[str, str], depth: int = 6) -> Non
     """Add a checksum of each tensor and plain value of a state dict to `found`, each under a name of its own."""
     if isinstance(value, torch.Tensor):
         found[path] = checksums.of_tensor(value)
-    elif checksums.is_array(value):
+    elif is_array(value, scalars=True):
         found[path] = checksums.of_array(value)
     elif isinstance(value, Mapping) and depth:
         for key, item in value.items():

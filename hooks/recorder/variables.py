@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, dataloader
 
+from ..state.inventory.objects import attributes, is_array
 from . import checksums, startup
 from .state import RegisteredObjects, named_tensors, of_optimizer
 
@@ -212,7 +213,7 @@ class VariableCensus:
             return
         if isinstance(value, torch.Tensor):
             self._tensor(path, value)
-        elif checksums.is_array(value):
+        elif is_array(value, scalars=True):
             self.values[path] = checksums.of_array(value)
         elif (state := checksums.of_generator(value)) is not None:
             self._name(path, value)
@@ -347,12 +348,10 @@ class VariableCensus:
             return
         if not stateful and not self._code.class_is_users(cls) and not _is_loaders(cls):
             return
-        fields = dict(getattr(value, "__dict__", None) or {})
-        for slot in itertools.chain.from_iterable(_slots(each) for each in cls.__mro__):
-            if isinstance(getattr(cls, slot, None), types.MemberDescriptorType) and hasattr(value, slot):
-                fields[slot] = getattr(value, slot)
         users = self._code.class_is_users(cls)
-        kept = {k: v for k, v in fields.items() if k not in _LEFT_OUT or (users and k != "optimizer")}
+        kept = {
+            k: v for k, v in attributes(value).items() if k not in _LEFT_OUT or (users and k != "optimizer")
+        }
         yield from _some((f"{path}.{key}", item) for key, item in kept.items())
 
     def _length(self, path: str, value: Any) -> None:
@@ -367,11 +366,6 @@ def _is_loaders(cls: type) -> bool:
 @functools.cache
 def nn_attributes() -> frozenset[str]:
     return frozenset(vars(nn.Module()))
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = cls.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _some(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

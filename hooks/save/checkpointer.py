@@ -27,6 +27,7 @@ from ..commit.plan.write_plan import ALL, WEIGHTS, WritePlan, WriteProgress
 from ..commit.upload.object_in_flight import Progress
 from ..commit.upload.transfer import StateChanged
 from ..state.device_boundary import DeviceBoundary
+from ..state.sharding.fingerprint import digests
 from ..state.state import State
 from .committer import Committer
 from .emergency.budget import EarlierCheckpoint
@@ -253,7 +254,7 @@ class Checkpointer:
         write_plan = staged.write_progress.write_plan if staged is not None else self._plan(save, renew=True)
         write_progress = WriteProgress(write_plan, roles=save.agreed.roles)
         if not save.in_place and self._world > 1:
-            save = replace(save, digests=save.state.digests(state_tensors, save.scope.check))
+            save = replace(save, digests=digests(state_tensors, self._rank, save.scope.check))
         queue = self._writer.queue(
             state_tensors,
             name,

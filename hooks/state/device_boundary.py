@@ -16,9 +16,9 @@ boundary k. If a tensor's version counter shows an earlier change, no event is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,24 +29,12 @@ from .device.events import BoundaryEvents
 from .memory_access import unreadable
 from .parts.boundary_copies import BoundaryCopies
 from .parts.values import Part
-from .state_tensor import StateTensor
+
+if TYPE_CHECKING:
+    from .state import State
 
 #: The most bytes of tensors in host memory that are kept. Adam counts the steps of 10,000 parameters in 40 KB.
 _MOST_ON_HOST = 64 * 2**10
-
-
-class HostState(Protocol):
-    """The state as the host has it; implemented by `State`."""
-
-    parts: tuple[Part, ...]
-    taken: int
-    audit: Audit
-
-    @property
-    def environment(self) -> dict[str, Any]: ...
-    def replaced(self) -> str: ...
-    def collect(self, parts: Sequence[Part]) -> CollectedState: ...
-    def digests(self, state_tensors: Iterable[StateTensor], look: Callable[[], object]) -> dict[str, int]: ...
 
 
 @dataclass(slots=True)
@@ -136,7 +124,7 @@ class KeptBoundaries:
     def forget(self) -> None:
         self._last = self._before = None
 
-    def find(self, state: HostState) -> DeviceBoundary | None:
+    def find(self, state: State) -> DeviceBoundary | None:
         """Return the boundary whose state the devices hold, if the host has launched changes of it; None if there is none."""
         for kept in (self._last, self._before):
             if kept is not None and kept.events is not None:
@@ -155,7 +143,7 @@ class DeviceBoundary:
         events: the events of that boundary.
     """
 
-    def __init__(self, state: HostState, kept: KeptBoundary, events: BoundaryEvents) -> None:
+    def __init__(self, state: State, kept: KeptBoundary, events: BoundaryEvents) -> None:
         self._state = state
         self._kept = kept
         self._events = events
@@ -168,11 +156,6 @@ class DeviceBoundary:
     @property
     def environment(self) -> dict[str, Any]:
         return self._state.environment
-
-    def digests(
-        self, state_tensors: Iterable[StateTensor], look: Callable[[], object] = lambda: None
-    ) -> dict[str, int]:
-        return self._state.digests(state_tensors, look)
 
     def collect(self) -> CollectedState:
         """Return the state of that boundary. Tensors on devices are not copied.

@@ -35,8 +35,7 @@ from .parts.registry import build, check_held
 from .parts.values import Part, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
-from .sharding.fingerprint import alone, digests, fingerprint
-from .state_tensor import StateTensor
+from .sharding.fingerprint import alone, fingerprint
 
 log = logging.getLogger("spotguard")
 
@@ -353,10 +352,11 @@ class State:
         state_tensors = [state_tensor for part in self.parts for state_tensor in part.state_tensors()]
         self._unsaved.look_for_gaps(state_tensors)
         self.audit.follow(state_tensors, map(local, (*owned, *watched.values())))
-        # Compute the fingerprint now. When a save asks for it, the training thread may be in the first step, which
-        # creates state.
-        self._fingerprint = fingerprint(state_tensors)
-        self._alone = alone(state_tensors, self._ranks.rank)
+        #: By group of ranks that hold the same tensors: a hash of these, equal on all ranks. Computed now, because the training thread
+        #: may be in the first step when a save asks, which creates state.
+        self.fingerprint = fingerprint(state_tensors)
+        #: Whether this rank has tensors that no other rank has.
+        self.alone = alone(state_tensors, self._ranks.rank)
 
     def take_again(self) -> None:
         """Take the boundary again, with the values of this moment, for a save that the script asks for.
@@ -427,34 +427,6 @@ class State:
             raise StateError(self._unsaved.lacks)
         return collect(self.parts if parts is None else parts, self._ranks, self.monitor.dead)
 
-    def fingerprint(self) -> Mapping[tuple[int, ...], str]:
-        """Return, by group of ranks that hold the same tensors, a hash of the names and layouts of those tensors.
-
-        All ranks of a group get the same hash. The hash belongs to the last boundary, or to an earlier one with the
-        same tensors. Any thread may call this.
-        """
-        return self._fingerprint
-
-    def alone(self) -> bool:
-        """Return whether this rank has tensors that no other rank has.
-
-        It belongs to the same boundary as `fingerprint`. Any thread may call this.
-        """
-        return self._alone
-
-    def digests(
-        self, state_tensors: Iterable[StateTensor], look: Callable[[], object] = int
-    ) -> dict[str, int]:
-        """Return the CRC32 of each tensor that other ranks hold too, for `fingerprint.drifted`.
-
-        This reads every byte of them.
-
-        Args:
-            state_tensors: the state tensors as they were collected, or copies of them.
-            look: called before each 64 MiB. If it raises, the reading ends with its exception.
-        """
-        return digests(state_tensors, self._ranks.rank, look)
-
     # --- restore, on the main thread ---
 
     def targets(
@@ -463,46 +435,21 @@ class State:
         entries: Mapping[str, MergedTensor],
         stand_ins: Mapping[int, int] = NOBODY,
     ) -> RestorePlan:
-        """Check that a checkpoint fits, and return the memory for each tensor. Nothing is written yet.
-
-        Args:
-            states: the encoded trees by registered name, for each rank of the job that saved, in rank order.
-            entries: the checkpoint's tensors by name.
-            stand_ins: for a rank that saved no state, the rank whose state is identical to it.
-
-        Raises:
-            StateError: the checkpoint does not fit.
-            CheckpointError: the checkpoint does not have the form that this version writes.
-        """
+        """Return `restore_plan.plan` of a checkpoint. Nothing is written yet."""
         self._refresh()  # follow tensors that were replaced or added since `register`
         return plan(self.parts, states, entries, self._ranks, stand_ins, self._may_be_missing)
 
     def expect(self, names: Iterable[str], *, own: bool) -> None:
-        """Tell of the next checkpoint to restore.
+        """Tell of the next checkpoint to restore: what it may lack (`restore_plan.may_be_missing`), and whether it is of this run.
 
-        Args:
-            names: the registered names that it may lack.
-            own: whether it is of this run. Another run's does not decide what this one trains.
-
-        Raises:
-            UsageError: nothing is registered under one of the names.
+        Another run's checkpoint does not decide what this one trains.
         """
         self._may_be_missing = may_be_missing(self.parts, names)
         for part in self._optimizers:
             part.own = own
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
-        """Give every object its tree. All tensors are filled and verified before this call.
-
-        Args:
-            restoring: the plan that `targets` returned.
-
-        Returns:
-            The warnings, one line each.
-
-        Raises:
-            StateError: an object's own code refuses the saved state.
-        """
+        """Give every object its tree, by `restore_plan.put_back`, and return the warnings."""
         warnings = put_back(self.parts, restoring)
         self._generators = {RNG: restoring.trees[RNG]} if RNG in restoring.trees else {}
         self._refresh()

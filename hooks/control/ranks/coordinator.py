@@ -378,7 +378,7 @@ class Coordinator:
             commit=cost.commit,
             left=job.scope.left() if rank in job.departing else None,
             last=last.step if last is not None and last.level == "full" else -1,
-            plan=shared(self._state.fingerprint()),
+            plan=shared(self._state.fingerprint),
             covers=ranges(covered(self._cards, holding(self._state))),
             parks=parks,
             final=self._saver.no_more_steps or (job.preemption is not None and job.preemption.stall),

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -216,29 +217,35 @@ Kind = Literal["crc32", "sums"]
 _WORDS = 8192
 
 
-class ChecksumSource(Protocol):
+class ChecksumSource(ABC):
     """A tensor as bytes, in the order of its elements, whatever their order in memory."""
 
-    name: str
-    tensor: torch.Tensor
-    nbytes: int
     kind: Kind
+
+    def __init__(self, name: str, tensor: torch.Tensor, row_bytes: int) -> None:
+        self.name = name
+        #: Kept, so that the memory stays allocated even when `.data` is pointed elsewhere.
+        self.tensor = tensor
+        self.nbytes = tensor.nbytes
+        self._row_bytes = row_bytes
+        self._storage = tensor.untyped_storage()
+        self._block = _address(self._storage)
 
     def stands(self) -> bool:
         """Return whether the memory is still at its address. If not, it must not be read."""
-        ...
+        return _address(self._storage) == self._block
 
     def whole_rows(self, nbytes: int) -> int:
         """Return the largest number of bytes up to `nbytes` that ends between rows; at least one row."""
-        ...
+        return max(nbytes // self._row_bytes, 1) * self._row_bytes
 
+    @abstractmethod
     def read(self, start: int, stop: int, *, on_host: bool = False) -> Checksum:
         """Return the checksum of the bytes from `start` to `stop`, both between rows.
 
         Args:
             on_host: copy the bytes of a device first, and compute on the host: a device that hangs begins no kernel.
         """
-        ...
 
 
 def source(name: str, tensor: torch.Tensor, kind: Kind | None = None) -> ChecksumSource:
@@ -264,26 +271,7 @@ def equal(one: Checksum, other: Checksum) -> bool:
     return isinstance(one, int) and isinstance(other, int) and one == other
 
 
-class _Kept:
-    """A tensor, and the address of its memory when the source was made."""
-
-    def __init__(self, name: str, tensor: torch.Tensor, row_bytes: int) -> None:
-        self.name = name
-        #: Kept, so that the memory stays allocated even when `.data` is pointed elsewhere.
-        self.tensor = tensor
-        self.nbytes = tensor.nbytes
-        self._row_bytes = row_bytes
-        self._storage = tensor.untyped_storage()
-        self._block = _address(self._storage)
-
-    def stands(self) -> bool:
-        return _address(self._storage) == self._block
-
-    def whole_rows(self, nbytes: int) -> int:
-        return max(nbytes // self._row_bytes, 1) * self._row_bytes
-
-
-class _Memory(_Kept):
+class _Memory(ChecksumSource):
     """Contiguous bytes on the host."""
 
     kind: Kind = "crc32"
@@ -296,7 +284,7 @@ class _Memory(_Kept):
         return crc32(self._bytes[start:stop])
 
 
-class _Rows(_Kept):
+class _Rows(ChecksumSource):
     """Any other bytes, read by single elements if the tensor is contiguous, otherwise by entries of the first dimension."""
 
     def __init__(self, name: str, tensor: torch.Tensor, kind: Kind, plain: bool) -> None:

@@ -21,7 +21,8 @@ from ..sharding.fingerprint import crc_of
 from . import objects
 from .frozen import VIEW
 from .looks import unlike_layout
-from .ownership import Ownership, is_array
+from .objects import is_array
+from .ownership import Ownership
 from .walk import ATOMS, Way, place, walk
 
 _SETS, _LISTS, _DICTS = (set,), (list, deque, bytearray), (dict, OrderedDict, defaultdict, Counter)

@@ -24,8 +24,8 @@ from ...checkpoint.format.values.sameness import same
 from ..device.events import unordered
 from ..memory_access import copyable, lack
 from ..sharding.dtensor import is_dtensor
-from .objects import is_mutable, saved_object
-from .ownership import extent, is_array, is_whole, layouts
+from .objects import is_array, is_mutable, saved_object
+from .ownership import extent, is_whole, layouts
 from .walk import ATOMS, place, walk
 
 log = logging.getLogger("spotguard")

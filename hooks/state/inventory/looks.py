@@ -20,7 +20,7 @@ from ...checkpoint.format.values.placeholders import UnsavedValue, opened
 from ..memory_access import expanded
 from ..sharding.dtensor import is_dtensor
 from ..sharding.fingerprint import crc_of
-from .ownership import is_array
+from .objects import is_array
 from .walk import Way, children
 
 #: The look of each value, by its keys.

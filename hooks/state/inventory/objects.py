@@ -11,7 +11,9 @@ import dataclasses
 import enum
 import random
 import sys
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,12 +53,31 @@ def saved_object(value: Any) -> SavedObject | None:
 
 def _has_other_slots(value: Any) -> bool:
     """Return whether a dataclass instance has attributes that are neither fields nor in its `__dict__`."""
-    slots = {each for cls in type(value).__mro__ for each in _listed(vars(cls).get("__slots__", ()))}
-    return bool(slots - {field.name for field in dataclasses.fields(value)} - {"__dict__", "__weakref__"})
+    fields = {field.name for field in dataclasses.fields(value)}
+    return not {*_slots(type(value))} <= fields | {"__dict__", "__weakref__"}
 
 
-def _listed(slots: Any) -> Any:
-    return (slots,) if isinstance(slots, str) else slots
+def _slots(kind: type) -> Iterator[str]:
+    for cls in kind.__mro__:
+        slots = vars(cls).get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
+
+
+def attributes(value: object) -> dict[str, Any]:
+    """Return what an object holds in its `__dict__` and its slots. None of its code runs."""
+    kind = type(value)
+    own = (name for name in _slots(kind) if type(getattr(kind, name, None)) is types.MemberDescriptorType)
+    return {name: getattr(value, name) for name in own if hasattr(value, name)} | getattr(
+        value, "__dict__", {}
+    )
+
+
+def is_array(value: object, *, scalars: bool = False) -> bool:
+    """Return whether a value is a numpy array, or one of numpy's numbers."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        value, (numpy.ndarray, numpy.generic) if scalars else numpy.ndarray
+    )
 
 
 def is_generator(value: object) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
+from .objects import is_array
 from .walk import ATOMS, children
 
 T = TypeVar("T")
@@ -92,12 +93,6 @@ def is_whole(value: Any) -> bool:
     if isinstance(base, memoryview):
         return memoryview(base.obj).nbytes == int(value.nbytes)
     return getattr(base, "nbytes", -1) == value.nbytes and (not hasattr(base, "dtype") or is_whole(base))
-
-
-def is_array(value: object) -> bool:
-    """Return whether a value is a numpy array."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 class Ownership:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...checkpoint.format.values.encoder import short
-from ...checkpoint.format.values.sameness import same
+from ...checkpoint.format.values.sameness import difference, same
 from ..inventory.frozen import Forms
 from ..parts.loaders import ResumableLoader
 from ..parts.module import ModulePart
@@ -174,13 +174,7 @@ def _smallest(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
-    """Yield each path at which two values differ, with both values if they are short."""
-    if type(before) is type(now) and isinstance(now, dict) and before.keys() == now.keys():
-        for key in now:
-            yield from _differences(before[key], now[key], f"{path}[{short(key)}]")
-    elif type(before) is type(now) and isinstance(now, (list, tuple)) and len(before) == len(now):
-        for at, (a, b) in enumerate(zip(before, now, strict=True)):
-            yield from _differences(a, b, f"{path}[{at}]")
-    elif same(before, now):
-        shown = short(before), short(now)
-        yield path if shown[0].startswith("<") else f"{path} ({shown[0]}, now {shown[1]})"
+    """Yield the first path at which two values differ, with both values if they are short."""
+    if (found := difference(before, now, path)) is not None:
+        shown = [*map(short, found[1:])]
+        yield found[0] if shown[0].startswith("<") else f"{found[0]} ({shown[0]}, now {shown[1]})"

@@ -126,23 +126,3 @@ def _try_on(states: dict[str, Any]) -> None:
         state, tuple
     ):  # a dict belongs to another bit generator than the default
         numpy.random.RandomState().set_state(state)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two results of `capture`, or of generators' own calls, are the same states."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, (list, tuple)):
-        # Python's state has 625 numbers, which compare at once; the others' have an array or a tensor.
-        if all(type(each) is int for each in one):
-            return bool(one == other)
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if hasattr(one, "tobytes"):
-        return hasattr(other, "tobytes") and bool(one.tobytes() == other.tobytes())
-    return bool(one == other)

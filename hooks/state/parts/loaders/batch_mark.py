@@ -6,7 +6,6 @@ Only shapes count of tensors that are not on the host: reading one would wait fo
 from __future__ import annotations
 
 import ctypes
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from ....checkpoint.format.crc import crc32
+from ...inventory.objects import attributes, is_array
 from ...memory_access import copyable, unreadable
 
 #: The most values of a batch that count, the most objects that are searched for them, and the bytes at each end of a tensor.
@@ -38,7 +38,9 @@ def marked(batch: Any, mark: int) -> int:
 
 def leaf_of(batch: Any) -> Any:
     """Return the first tensor or array of a batch, which lives as long as the batch does; None if there is none."""
-    tensors = (v for v, _ in _leaves(batch) if isinstance(v, torch.Tensor) or (_is_array(v) and v.ndim))
+    tensors = (
+        v for v, _ in _leaves(batch) if isinstance(v, torch.Tensor) or (is_array(v, scalars=True) and v.ndim)
+    )
     return next(tensors, None)
 
 
@@ -60,18 +62,6 @@ def _leaves(batch: Any) -> Iterator[tuple[Any, bytes]]:
             waiting += [*attributes(value).values()][:_VALUES]
 
 
-def attributes(value: object) -> dict[str, Any]:
-    """Return what an object holds in its `__dict__` and its slots."""
-    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-    found = {name: getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)}
-    return found | getattr(value, "__dict__", {})
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
-
-
 def _sample(value: Any) -> bytes | None:
     """Return bytes that tell a value from most others; None if it is none of the known kinds."""
     if isinstance(value, torch.Tensor):
@@ -80,7 +70,7 @@ def _sample(value: Any) -> bytes | None:
         return repr(value[:_BYTES] if isinstance(value, (str, bytes)) else value).encode()
     if value is None:
         return b""
-    if not _is_array(value):
+    if not is_array(value, scalars=True):
         return None
     about = f"{value.dtype}{value.shape}".encode()
     if value.dtype.hasobject or not value.size:

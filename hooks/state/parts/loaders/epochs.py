@@ -38,19 +38,11 @@ class LoaderEpochs:
         epochs = (getattr(each, "epoch", None) for each in self.samplers())
         return [each if isinstance(each, int) else None for each in epochs]
 
-    def of_first_sampler(self) -> int | None:
-        """Return the first epoch among the samplers; None if there is none."""
-        return next((epoch for epoch in self.of_samplers() if epoch is not None), None)
-
     def set_samplers(self, epochs: list[int | None]) -> None:
         """Set the epochs that `of_samplers` returned."""
         for each, epoch in zip(self.samplers(), epochs, strict=False):
             if epoch is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-
-    def set_all(self, epoch: int | None) -> None:
-        """Tell each sampler the epoch of a pass."""
-        self.set_samplers([epoch] * len(self.samplers()))
 
     def samplers(self) -> list[Any]:
         """Return the samplers of the loader, and those inside them: accelerate's sampler of a rank wraps the loader's own, and

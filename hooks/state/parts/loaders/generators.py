@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...inventory.objects import generator_state, is_generator, set_generator
+from ...inventory.objects import attributes, generator_state, is_generator, set_generator
 from ...inventory.walk import reach
-from .batch_mark import attributes
 
 #: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
 _DEPTH, _OBJECTS, _LONG = 8, 4000, 200

@@ -5,9 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ....checkpoint.format.values.sameness import same
 from .. import rng
+
+if TYPE_CHECKING:
+    from .resumable import ResumableLoader
 
 T = TypeVar("T")
 
@@ -47,18 +51,6 @@ class Pass:
         return {name: getattr(self, name) for name in known} | {"made": None if self.draws else self.made}
 
 
-class Holder(Protocol):
-    """A loader with generators."""
-
-    def captured(self) -> Captured:
-        """Return their states."""
-        ...
-
-    def put_back(self, states: Captured) -> None:
-        """Set the states."""
-        ...
-
-
 class FirstDraws:
     """Draws of the script between `iter()` and the first batch: of all loaders of the process, as the generators are.
 
@@ -70,11 +62,11 @@ class FirstDraws:
 
     def __init__(self) -> None:
         #: Loaders whose iterator has not delivered in this turn: the generators behind its iter(), and behind what loaders drew since.
-        self.waiting: weakref.WeakKeyDictionary[Holder, list[Captured]] = weakref.WeakKeyDictionary()
+        self.waiting: weakref.WeakKeyDictionary[ResumableLoader, list[Captured]] = weakref.WeakKeyDictionary()
         #: Resumed loaders that have not delivered, with the generators of training.
-        self.repeated: list[tuple[Holder, Captured]] = []
+        self.repeated: list[tuple[ResumableLoader, Captured]] = []
         #: Passes that had draws before their first batch, and the generators behind the last boundary.
-        self._watched: weakref.WeakKeyDictionary[Holder, Pass] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[ResumableLoader, Pass] = weakref.WeakKeyDictionary()
         self._turn: Captured | None = None
 
     def by_loader(self, call: Callable[[], T]) -> T:
@@ -82,11 +74,11 @@ class FirstDraws:
         before = [(each, each.captured()) for each in self.waiting]
         result = call()
         for each, states in before:
-            if (known := self.waiting.get(each)) is not None and rng.same(states, known[1]):
+            if (known := self.waiting.get(each)) is not None and not same(states, known[1]):
                 known[1] = each.captured()
         return result
 
-    def decide(self, loader: Holder, this: Pass, *, sure: bool) -> None:
+    def decide(self, loader: ResumableLoader, this: Pass, *, sure: bool) -> None:
         """Record whether the script has drawn at the beginning of a pass.
 
         Args:
@@ -95,12 +87,12 @@ class FirstDraws:
             sure: whether the beginning ends here, and not at a first batch that a turn may have drawn for.
         """
         made, known = self.waiting.pop(loader, (None, None))
-        if made is not None and not rng.same(known, loader.captured()):
+        if made is not None and same(known, loader.captured()):
             this.made = made
             if not sure:
                 self.watch(loader, this)
 
-    def watch(self, loader: Holder, this: Pass | None) -> None:
+    def watch(self, loader: ResumableLoader, this: Pass | None) -> None:
         """Have the turns from now on tell what was drawn at the beginning of a pass; None where the pass is over."""
         self._watched.pop(loader, None)
         if this is not None:
@@ -117,7 +109,7 @@ class FirstDraws:
         self.end()
         if self._turn is None:
             return
-        draws = not rng.same(self._turn, rng.capture())
+        draws = same(self._turn, rng.capture()) != ""
         if boundary and not draws:  # of another loader, or of a turn that tells nothing
             return
         for this in self._watched.values():

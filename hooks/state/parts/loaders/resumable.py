@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .....providers.errors import StateError, UsageError
+from ....checkpoint.format.values.sameness import same
 from .. import rng
 from .batch_mark import marked
 from .drivers import ReplayDriver, driver_of, forget_early_iterator, keeps_workers, set_workers
@@ -142,12 +143,13 @@ class ResumableLoader:
         self.align_workers(self._kept)
         begin = self.captured()
         before = self._driver.between(begin, self.put_back)
-        kept, epochs = keeps_workers(self.loader), self.epochs
+        kept = keeps_workers(self.loader)
+        epoch = next((each for each in self.epochs.of_samplers() if each is not None), None)
         first_draws.watch(self, None)
-        this = Pass(begin, kept, epochs.of_first_sampler(), epochs.passes(), before)
+        this = Pass(begin, kept, epoch, self.epochs.passes(), before)
         batches = first_draws.by_loader(self._driver.begin)
         made = self.captured()
-        self._driver.drew = not rng.same(made, begin)
+        self._driver.drew = same(made, begin) != ""
         first_draws.waiting[self] = [made, made]
         return self._counted(batches, this, made)
 
@@ -175,7 +177,7 @@ class ResumableLoader:
             if resumes.before is not None:
                 self._driver.load(resumes.before)
                 self.put_back(resumes.begin)
-            self.epochs.set_all(resumes.epoch)
+            self.epochs.set_samplers([resumes.epoch] * len(self.epochs.samplers()))
             self.epochs.set_passes(resumes.passes)
         batches = self._driver.begin() if batches is None else batches
         this = replace(resumes)
@@ -206,7 +208,7 @@ class ResumableLoader:
                     f"the loader ended after {number} batches, and {this.taken} were taken before the restart: give it the "
                     "same dataset, batch size and number of ranks"
                 )
-            drew = drew or (before is not None and not rng.same(before, rng.capture()))
+            drew = drew or (before is not None and same(before, rng.capture()) != "")
             mark = marked(batch, mark)
             first = mark if number == 0 else first
         if first != this.marks[0] or (mark != this.marks[1] and not drew):
@@ -278,7 +280,7 @@ class ResumableLoader:
                 this.taken += 1
                 this.marks = (mark if this.taken == 1 else this.marks[0], mark)
                 if self._pass is this:
-                    self._driver.delivered(now is not None and not rng.same(now, self.captured()))
+                    self._driver.delivered(now is not None and same(now, self.captured()) != "")
                     self.use.took(batch)
                 yield batch
             if self._pass is this:
@@ -305,7 +307,7 @@ class ResumableLoader:
         if this.taken:
             return None
         now = self.captured()
-        this.first = None if rng.same(now, made) else now
+        this.first = now if same(now, made) else None
         if self._pass is this:
             first_draws.decide(self, this, sure=False)
         return now

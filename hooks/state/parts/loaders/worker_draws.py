@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from ....checkpoint.format.values.sameness import same
 from .. import rng
 from .generators import OwnGenerators
 
@@ -54,7 +55,7 @@ class WorkerDraws:
         """Compare the generators behind the samples of a batch with those before them."""
         if not self._noted.item() and self._own is not None:
             states = self._now()
-            if not rng.same(states, self._states):
+            if same(states, self._states):
                 self._noted.fill_(1)
             self._states = states
         return self._collate(samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -36,34 +37,34 @@ def asked(way: str, what: Callable[[State], Any], make: Callable[[], nn.Module] 
 
 
 def test_ranks_that_hold_the_same_have_one_fingerprint_for_it() -> None:
-    first, *others = asked("ddp", State.fingerprint)
+    first, *others = asked("ddp", attrgetter("fingerprint"))
     assert list(first) == [(0, 1, 2, 3)]
     assert all(each == first for each in others)
-    copies = asked("hsdp", State.fingerprint)
+    copies = asked("hsdp", attrgetter("fingerprint"))
     assert [list(each) for each in copies] == [[(0, 2)], [(1, 3)]] * 2
     assert copies[:2] == copies[2:]
-    assert asked("fsdp", State.fingerprint) == [{}] * 4
+    assert asked("fsdp", attrgetter("fingerprint")) == [{}] * 4
 
 
 def test_a_fingerprint_changes_with_the_model_and_not_with_a_step() -> None:
     with rank_of(1, 2):
         model: Any = WAYS["ddp"](plain(), 2)
         state = State({"model": model}, lambda frame: None, rank=1, world=2)
-        before = state.fingerprint()
+        before = state.fingerprint
         state.at_boundary()
-        assert state.fingerprint() == before
+        assert state.fingerprint == before
         model.module.last = nn.Linear(8, 4)
         state.take_again()
-        assert state.fingerprint() != before
+        assert state.fingerprint != before
 
 
 def test_ranks_with_private_state_are_known() -> None:
     """Nobody under DDP, but the one whose buffers are the job's; shards' holders only where nothing else is private."""
-    assert asked("ddp", State.alone) == [False] * 4
-    assert asked("ddp", State.alone, Model) == [True, False, False, False]
-    assert asked("hsdp", State.alone) == [False] * 4
-    assert asked("hsdp", State.alone, Model) == [True] * 4
-    assert asked("fsdp", State.alone) == [True] * 4
+    assert asked("ddp", attrgetter("alone")) == [False] * 4
+    assert asked("ddp", attrgetter("alone"), Model) == [True, False, False, False]
+    assert asked("hsdp", attrgetter("alone")) == [False] * 4
+    assert asked("hsdp", attrgetter("alone"), Model) == [True] * 4
+    assert asked("fsdp", attrgetter("alone")) == [True] * 4
     assert not alone([StateTensor("empty", torch.empty(0))], 1)
 
 
