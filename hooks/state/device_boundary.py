@@ -175,7 +175,7 @@ class DeviceBoundary:
         """Return why the devices do not hold that boundary's state; "" if they do."""
         kept = self._kept
         try:
-            why = self._state.replaced() or kept.detector.inconsistency_on_devices(kept.seen)
+            why = self._state.replaced() or kept.detector.inconsistency(kept.seen)
             if not why and kept.in_place.moved():
                 why = "a tensor was given other memory after guard.step()"
             # After the reads: whatever they have read is older than this answer.

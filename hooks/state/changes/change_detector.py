@@ -114,36 +114,25 @@ class ChangeDetector:
         """The sampled bytes of devices at the last mark."""
         return self._device.seen
 
-    def inconsistency_on_devices(self, seen: Sequence[torch.Tensor]) -> str:
-        """Return what changed on devices since the mark at which `on_devices` was `seen`; "" if nothing did.
-
-        Versions and the bytes on the host count what the host has launched, which a device may not have run.
-        """
-        if not self.stands():
-            return "a tensor's storage was resized after guard.step()"
-        if self._device.differ(seen):
-            return "a parameter on the device was changed after guard.step()"
-        return self._replaced()
-
-    def inconsistency(self) -> str:
+    def inconsistency(self, seen: Sequence[torch.Tensor] | None = None) -> str:
         """Return what changed since the mark; "" if nothing did. Any thread may call it.
 
         It takes some µs, and on a device a copy of some bytes of each probe.
+
+        Args:
+            seen: `on_devices` of an earlier mark, for what changed on devices since that one. Versions and the bytes on the host
+                count what the host has launched, which a device may not have run.
         """
-        if not self.unchanged_by_host():
+        if seen is None and not self.unchanged_by_host():
             return "a tensor was changed in place after guard.step()"
         if not self.stands():
             return "a tensor's storage was resized after guard.step()"
-        if b"".join(self._host) != self._seen:
+        if seen is None and b"".join(self._host) != self._seen:
             return "a parameter was changed through .data (or by a fused kernel) after guard.step()"
-        if self._device.differ():
+        if self._device.differ(seen):
             return "a parameter on the device was changed after guard.step()"
-        return self._replaced()
-
-    def _replaced(self) -> str:
-        for live, alias in self._sources:
-            if local(live).data_ptr() != alias.data_ptr():
-                return "a parameter's storage was replaced after guard.step()"
+        if any(local(live).data_ptr() != alias.data_ptr() for live, alias in self._sources):
+            return "a parameter's storage was replaced after guard.step()"
         return ""
 
 

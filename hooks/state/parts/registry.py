@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
-from .values import DictPart, KnownTensor, Part, StatefulPart, TensorPart
+from .values import DictPart, KnownTensor, Part, StatefulPart, TensorPart, has_state
 from .wrappers import around, can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.
@@ -68,7 +69,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     modules = {n: module_part(n, v, ranks) for n, v in values.items() if isinstance(v, nn.Module)}
     tensors = {id(v): KnownTensor(n, v) for n, v in values.items() if isinstance(v, torch.Tensor)}
     beside = [v for v in values.values() if isinstance(v, (nn.Module, torch.Tensor, dict))]
-    values, wrappers = unwrapped(values, lambda inside: SavedTensors(_saved(beside, inside)))
+    values, wrappers = unwrapped(values, lambda inside: SavedTensors(_tensors_of([*beside, *inside])))
 
     def named() -> Named:
         """Return the modules' tensors now.
@@ -121,7 +122,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     read = [part for part in parts if isinstance(part, OptimizerPart)]
     dicts = [part for part in parts if isinstance(part, DictPart)]
     for notes in dicts:
-        notes.dicts, notes.others = dicts, lambda: _used(values.values())
+        notes.dicts, notes.others = dicts, lambda: _tensors_of(values.values(), used=True)
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)
@@ -145,35 +146,24 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     )
 
 
-def _saved(beside: Sequence[Any], optimizers: Collection[Optimizer]) -> Iterator[torch.Tensor]:
-    """Yield the tensors of modules, dicts and bare tensors, and of these optimizers' groups and state."""
-    for value in beside:
-        if isinstance(value, nn.Module):
-            yield from value.parameters()
-            yield from value.buffers()
-        else:
-            try:
-                yield from tensors_in(value)
-            except RecursionError:  # a circle: the encoder refuses it by name
-                continue
-    for optimizer in optimizers:
-        yield from tensors_in([*optimizer.param_groups])
-        yield from tensors_in(outlined([*optimizer.state.values()]))
+def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a save has of modules, optimizers, dicts and bare tensors. Other objects are not asked: they may draw from
+    a generator that has just been restored.
 
-
-def _used(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose memory registered modules, optimizers and tensors use, saved or not. Other objects are not asked: they
-    may draw from a generator that has just been restored.
+    Args:
+        values: the values.
+        used: with the tensors in modules' plain attributes, and without dicts.
     """
     for value in values:
         if isinstance(value, nn.Module):
             yield from (*value.parameters(), *value.buffers())
-            kept = (each for module in value.modules() for each in vars(module).values())
+            kept = (each for module in value.modules() if used for each in vars(module).values())
             yield from (each for each in kept if isinstance(each, torch.Tensor))
         elif isinstance(value, Optimizer):
             yield from tensors_in([value.param_groups, outlined([*value.state.values()])])
-        elif isinstance(value, torch.Tensor):
-            yield value
+        elif isinstance(value, torch.Tensor) or (isinstance(value, dict) and not used):
+            with suppress(RecursionError):  # a circle: the encoder refuses it by name
+                yield from tensors_in(value)
 
 
 def _lost(
@@ -181,7 +171,7 @@ def _lost(
 ) -> str:
     """Return a message about tensors that an optimizer holds and no save has; "" if all are saved."""
     known = {*map(id, values)}
-    kept = [*_saved(beside, ()), *(tensor for part in read for tensor in part.kept())]
+    kept = [*_tensors_of(beside), *(tensor for part in read for tensor in part.kept())]
     saved = SavedTensors(kept)
     for part in read:
         ways = unsaved(part.name, part.optimizer, saved, known)
@@ -268,7 +258,7 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         return DictPart(name, value)
     if isinstance(value, ResumableLoader):
         return LoaderPart(name, value)
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    if has_state(value):
         check_says_state(
             name, value, "register what it is made of, or give it a state_dict() without arguments"
         )

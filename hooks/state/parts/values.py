@@ -162,6 +162,11 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+def has_state(value: object) -> bool:
+    """Return whether a value says its state, and takes one back."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
 class StatefulPart(Part):
     """Any object with `state_dict` and `load_state_dict`: schedulers, GradScaler, a stateful loader, a sampler.
 

@@ -216,8 +216,11 @@ def test_bytes_that_differ_from_the_boundary_are_not_saved_again_and_again(
     with hung(store) as (guard, job, heard, _):
         launch(guard, job, "at its boundary")
         answers = iter(["", ""])
+        on_host = ChangeDetector.inconsistency
         monkeypatch.setattr(
-            ChangeDetector, "inconsistency_on_devices", lambda self, seen: next(answers, "other bytes")
+            ChangeDetector,
+            "inconsistency",
+            lambda self, seen=None: on_host(self) if seen is None else next(answers, "other bytes"),
         )
         guard._agent.hear(STALL)
         assert "a device stands in a step before" in heard.wait(protocol.Failed).reason

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ....checkpoint.format.values.sameness import same
+from ..values import has_state
 from .passes import Pass
 from .worker_draws import WorkerDraws
 
@@ -229,13 +230,13 @@ class StatefulDriver(ReplayDriver):
         if keeps_loaded_aside(dataset):
             return inside and loader.num_workers <= 1 and not has_shuffle_buffer(dataset)
         if isinstance(dataset, IterableDataset):
-            return _has_state(dataset)
-        if self.draws and not _has_state(dataset):
+            return has_state(dataset)
+        if self.draws and not has_state(dataset):
             return False
         if batches is not None and not type(batches).__module__.startswith("torchdata."):
-            return _has_state(batches)
+            return has_state(batches)
         ordered = type(sampler) in (SequentialSampler, DistributedSampler)
-        return ordered or _has_state(sampler) or type(sampler).__module__.startswith("torchdata.")
+        return ordered or has_state(sampler) or type(sampler).__module__.startswith("torchdata.")
 
     def _with_epochs(self) -> dict[str, Any]:
         """Return the dataset and the samplers that are told their epoch by `set_epoch`, by where they are found."""
@@ -265,7 +266,7 @@ def driver_of(loader: Any) -> ReplayDriver:
         return NodesDriver(loader)
     if keeps_loaded_aside(loader):
         return StreamDriver(loader)
-    return OwnDriver(loader) if _has_state(loader) else ReplayDriver(loader)
+    return OwnDriver(loader) if has_state(loader) else ReplayDriver(loader)
 
 
 def is_stateful_loader(value: object) -> bool:
@@ -294,10 +295,6 @@ def has_shuffle_buffer(dataset: object) -> bool:
         inside = [getattr(each, "ex_iterable", None), *(getattr(each, "ex_iterables", None) or ())]
         waiting += [one for one in inside if one is not None]
     return False
-
-
-def _has_state(value: object) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def keeps_workers(loader: Any) -> bool:

@@ -34,14 +34,13 @@ class OwnGenerators:
 
     def __init__(self, loader: object) -> None:
         self._loader = loader
-        self._found: dict[str, Any] | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Search the loader. It takes some ms at most, and so comes once a pass."""
+        self._found: dict[str, Any] = {}
         #: Where a generator is that has no state to save, and its type, as of the last search.
         self.unsavable: dict[str, str] = {}
-
-    def look(self) -> dict[str, Any]:
-        """Search the loader, and return its generators. It takes some ms at most, and so comes once a pass."""
-        found: dict[str, Any] = {}
-        self._found, self.unsavable = found, {}
         ids = {id(each) for each in _global_ones()}
         for path, value in objects(self._loader):
             kept = getattr(value, "bit_generator", value)
@@ -52,18 +51,15 @@ class OwnGenerators:
                 if generator_state(value) is None:
                     self.unsavable[path] = type(value).__name__
                 else:
-                    found[path] = value
-        return found
+                    self._found[path] = value
 
     def states(self) -> dict[str, Any]:
         """Return the generators' states, by where they are found."""
-        found = self.look() if self._found is None else self._found
-        return {path: generator_state(each) for path, each in found.items()}
+        return {path: generator_state(each) for path, each in self._found.items()}
 
     def set(self, states: dict[str, Any]) -> None:
         """Set the states that `states` returned."""
-        found = self.look() if self._found is None else self._found
-        for path, each in found.items():
+        for path, each in self._found.items():
             # accelerate's seedable sampler makes its generator when a pass begins, and seeds it then.
             if path in states:
                 set_generator(each, states[path])

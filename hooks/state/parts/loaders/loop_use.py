@@ -96,9 +96,9 @@ class LoopUse:
         # A loop that is ended behind a batch, as zip(loader, range(k)) is, has taken one more.
         at_step = not self.delivered or (self.delivered == 1 and not self.counts)
         left = self._open and self._stepped and at_step and self._has_more()
-        if left and self._first_time("left"):
+        if left:
             stepped = self._taken - self.delivered - (0 if self.counts else self._resumed)
-            log.warning(LEFT, self.name, stepped, self.name, stepped)
+            self._say(LEFT, self.name, stepped, self.name, stepped)
         self._tail = (self.delivered, self._taken - self.delivered) if self._stepped else (0, 0)
         self._idle, self._taken, self._resumed, self._first = None, taken, taken, []
         self._stepped, self._open = False, True
@@ -136,20 +136,19 @@ class LoopUse:
 
     def workers_drew(self) -> None:
         """Report random numbers of workers that outlive a pass."""
-        if self._first_time("drew"):
-            log.warning(DREW, self.name, self.name)
+        self._say(DREW, self.name, self.name)
 
     def boundary(self) -> None:
         """End a turn. The training thread calls it, and it takes about a microsecond behind the first turns."""
         if self._idle is not None and not self.delivered:
             self._idle += 1
-            if self._idle == 2 and self._keeps_batches() and self._first_time("cycled"):
-                log.warning(CYCLED, self.name, self.name)
+            if self._idle == 2 and self._keeps_batches():
+                self._say(CYCLED, self.name, self.name)
         (tail, stepped), (usual, turns) = self._tail, self._usual
         # A step that has taken the tail along is as long as the others. Lengths that differ tell nothing, nor do steps of one batch.
         dropped = usual > 1 and turns >= _FIRST and self.delivered == tail + usual
-        if tail and dropped and self._first_time("tail"):
-            log.warning(TAIL, self.name, tail, stepped)
+        if tail and dropped:
+            self._say(TAIL, self.name, tail, stepped)
         if self.delivered and not tail:
             self._usual = (self.delivered if usual in (-1, self.delivered) else 0, turns + 1)
         if len(self._turns) < TURNS:
@@ -163,14 +162,14 @@ class LoopUse:
         first, *others = self._turns
         if len(self._turns) == TURNS:
             ahead = first > others[0] and len(set(others)) == 1 and self._held == TURNS
-            if ahead and self._first_time("ahead"):
-                log.warning(AHEAD, self.name, ", ".join(map(str, self._turns)), TURNS)
+            if ahead:
+                self._say(AHEAD, self.name, ", ".join(map(str, self._turns)), TURNS)
             self._last.clear()
         if len(self._turns) in (2, TURNS) and not any(self._turns):
             known, self._others = self._others, self._iterators()
             moved = any(known.get(each) != at for each, at in self._others.items())
-            if moved and len(self._turns) == TURNS and self._first_time("past"):
-                log.warning(PAST, self.name, type(self._loader).__name__, self.name)
+            if moved and len(self._turns) == TURNS:
+                self._say(PAST, self.name, type(self._loader).__name__, self.name)
 
     def _iterators(self) -> dict[int, Any]:
         """Return how far each other iterator of the loader is that lives. It takes some 10 ms.
@@ -210,10 +209,11 @@ class LoopUse:
                 return True
         return False
 
-    def _first_time(self, what: str) -> bool:
-        known = what in self._said
-        self._said.add(what)
-        return not known
+    def _say(self, message: str, *values: object) -> None:
+        """Log a message once."""
+        if message not in self._said:
+            self._said.add(message)
+            log.warning(message, *values)
 
 
 def _is_data(value: object, own: Set[int], levels: int = 2) -> bool:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .....providers.errors import StateError
 from ...inventory.frozen import freeze_of, prove
-from ..values import StatefulPart
+from ..values import StatefulPart, has_state
 from .passes import first_draws
 from .resumable import ResumableLoader
 
@@ -95,10 +95,7 @@ def _is_iterated(value: Any) -> bool:
         return False
     if isinstance(value, DataLoader):
         return True
-    stateful = callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
-    if not stateful or getattr(kind, "__iter__", Sampler.__iter__) is Sampler.__iter__:
+    if not has_state(value) or getattr(kind, "__iter__", Sampler.__iter__) is Sampler.__iter__:
         return False
     # What can be indexed is a collection, which iterating does not change. torch's datasets inherit a method that only refuses.
     return not hasattr(kind, "__getitem__") or kind.__getitem__ is Dataset.__getitem__

@@ -139,7 +139,8 @@ class ResumableLoader:
             self._looks = True
         self._resumes = None
         self._own.look()
-        self._report_draws()
+        if self._driver.draws and keeps_workers(self.loader):
+            self.use.workers_drew()
         self.align_workers(self._kept)
         begin = self.captured()
         before = self._driver.between(begin, self.put_back)
@@ -229,11 +230,6 @@ class ResumableLoader:
         """Set the states that `captured` returned."""
         rng.restore(states["global"])
         self._own.set(states["own"])
-
-    def _report_draws(self) -> None:
-        """Warn if workers that stay for this pass have drawn random numbers."""
-        if self._driver.draws and keeps_workers(self.loader):
-            self.use.workers_drew()
 
     def align_workers(self, kept: bool | None) -> None:
         """After a restore, have the loader's workers or not, as the saved run had where the next iterator was made."""
