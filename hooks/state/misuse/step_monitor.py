@@ -289,13 +289,13 @@ class StepMonitor:
         self._look_at = sys.maxsize
         message = STOPPED if self.marked else NEVER if self._restored else NEITHER
         self._misuse["unmarked"] = message
-        if self._first(message):
-            log.warning("%d optimizer steps without a boundary: %s", self.steps, message)
+        self._say("%d optimizer steps without a boundary: " + message, self.steps)
 
-    def _first(self, case: str) -> bool:
-        seen = case in self._warned
-        self._warned.add(case)
-        return not seen
+    def _say(self, message: str, *values: object) -> None:
+        """Log a message once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)
 
     # --- the end of a turn that is checked ---
 
@@ -327,10 +327,9 @@ class StepMonitor:
         for name in instead.keys() - alive:
             values = (name, instead[name].words, name)
             dead[name] = DEAD % values
-            if self._first("dead"):
-                log.warning(DEAD, *values)
+            self._say(DEAD, *values)
         self.dead = dead
-        self._set("dead", next(iter(dead.values()), ""))
+        self._misuse["dead"] = next(iter(dead.values()), "")
 
     def _look_for_unregistered(self, beside: Iterable[UnregisteredOptimizer]) -> None:
         ours: list[str] = []
@@ -344,10 +343,9 @@ class StepMonitor:
                 (ours if other.names else elsewhere).append(other.words)
         if ours:
             self._misuse.setdefault("unregistered", UNREGISTERED % few(ours))
-            if self._first("unregistered"):
-                log.warning(UNREGISTERED, few(ours))
-        if elsewhere and self._first("elsewhere"):
-            log.warning(ELSEWHERE, few(elsewhere))
+            self._say(UNREGISTERED, few(ours))
+        if elsewhere:
+            self._say(ELSEWHERE, few(elsewhere))
 
     def _misplaced(self, misplaced: Misplaced) -> None:
         if misplaced.between:
@@ -357,19 +355,12 @@ class StepMonitor:
         else:
             values, message = (misplaced.boundary, misplaced.step), TOP
         self._misuse["order"] = message % values
-        if self._first(message):
-            log.warning(message, *values)
+        self._say(message, *values)
 
     def _name(self, key: int) -> str:
         if key in self._registered:
             return self._registered[key][0]
         return self._others[key].cls if key in self._others else "another"
-
-    def _set(self, case: str, what: str) -> None:
-        if what:
-            self._misuse[case] = what
-        else:
-            self._misuse.pop(case, None)
 
 
 def _weights_of(values: Mapping[str, Any]) -> ChangeDetector:

@@ -27,7 +27,7 @@ from ..inventory.looks import unlike_layout
 from ..inventory.ties import memory_of
 from ..memory_access import unreadable
 from ..sharding.ddp import declared
-from ..sharding.dtensor import RankOf, TargetMemory, group, local, state_tensor
+from ..sharding.dtensor import KnownTensor, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
 from ..sharding.saved_trees import SavedTrees
 from ..state_tensor import StateTensor
@@ -47,7 +47,6 @@ from .module_entries import (
 from .values import (
     COPY_AT_BOUNDARY,
     REFUSALS,
-    KnownTensor,
     Part,
     StatefulPart,
     check_fits,

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from ....providers.errors import StateError
 from ...checkpoint.format.values.state_check import RNG
 from ..inventory.inner_tensors import outlined
+from ..inventory.objects import attributes as attributes_of
 from ..inventory.walk import tensors_in
-from ..sharding.dtensor import RankOf
+from ..sharding.dtensor import KnownTensor, RankOf
 from .loaders import ResumableLoader
 from .loaders.part import LoaderPart, refuse_bare
 from .module import ModulePart, module_part
@@ -25,7 +26,7 @@ from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
 from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
 from .rng import RngPart, other_generators
 from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
-from .values import DictPart, KnownTensor, Part, StatefulPart, TensorPart, has_state
+from .values import DictPart, Part, StatefulPart, TensorPart, has_state
 from .wrappers import around, can_be_hooked, check_says_state, is_like_optimizer, unwrapped
 
 #: Types of plain values: objects that a restore cannot put a state back into.
@@ -277,16 +278,12 @@ def _other(name: str, value: Any, ranks: RankOf) -> Part:
         advice = (
             "wrap it in an object whose state_dict() returns its state and whose load_state_dict() sets it"
         )
-    elif held := next((key for key, each in _attributes(value) if isinstance(each, _LOADERS)), ""):
+    elif held := next((key for key, each in attributes_of(value).items() if isinstance(each, _LOADERS)), ""):
         advice = f"its loader is in .{held}: register that, as a spotguard.ResumableLoader; or {advice}"
     raise StateError(f"{name} is of type {type(value).__name__}, which cannot be saved: {advice} [SG401]")
 
 
 _LOADERS = (torch.utils.data.DataLoader, ResumableLoader)
-
-
-def _attributes(value: object) -> Iterable[tuple[str, object]]:
-    return getattr(value, "__dict__", {}).items()
 
 
 def check_held(name: str, optimizer: Optimizer, held: Set[int]) -> None:

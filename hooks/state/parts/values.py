@@ -15,7 +15,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
@@ -30,7 +30,7 @@ from ..inventory.looks import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
 from ..memory_access import copyable, expanded, unreadable
-from ..sharding.dtensor import DeclaredReplicas, RankOf, TargetMemory, local, state_tensor
+from ..sharding.dtensor import KnownTensor, RankOf, TargetMemory, local, state_tensor
 from ..sharding.saved_trees import SavedTrees
 from ..state_tensor import StateTensor
 
@@ -48,15 +48,6 @@ REFUSALS = (
     ArithmeticError,
     BufferError,
 )
-
-
-class KnownTensor(NamedTuple):
-    """A live tensor and its name in the checkpoint, the ranks declared to have it, and the ranks of its module."""
-
-    name: str
-    tensor: torch.Tensor
-    declared: DeclaredReplicas | None = None
-    span: frozenset[int] = frozenset()
 
 
 class Part(ABC):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -48,6 +48,15 @@ class DeclaredReplicas:
     #: The ranks whose bytes are the tensor's. If they are fewer than the group, the other ranks hold an older copy of
     #: the bytes.
     holders: tuple[int, ...]
+
+
+class KnownTensor(NamedTuple):
+    """A live tensor and its name in the checkpoint, the ranks declared to have it, and the ranks of its module."""
+
+    name: str
+    tensor: torch.Tensor
+    declared: DeclaredReplicas | None = None
+    span: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class SavedTrees:
             place = stand_ins.get(place, place)
         self._order = sorted(saved, key=lambda rank: (rank != place, rank))
         self._saved = saved
-        self._there = place in saved
+        #: Whether the rank whose place this rank has, or its stand-in, saved anything. A rank that died before the others saved did not.
+        self.was_there = place in saved
         self._decode = decode
         self._decoded: dict[int, Any] = {}
 
@@ -66,14 +67,6 @@ class SavedTrees:
     @property
     def decoded(self) -> Sequence[Any]:
         return list(self._decoded.values())
-
-    @property
-    def was_there(self) -> bool:
-        """Return whether the rank whose place this rank has, or its stand-in, saved anything.
-
-        A rank that died before the others saved did not.
-        """
-        return self._there
 
     @property
     def alone(self) -> bool:

@@ -23,6 +23,7 @@ from ...inventory.inner_tensors import check_outlines, is_outline, named, outlin
 from ...inventory.walk import tensors_in
 from ...sharding.dtensor import (
     DeclaredReplicas,
+    KnownTensor,
     RankOf,
     TargetMemory,
     is_dtensor,
@@ -33,7 +34,7 @@ from ...sharding.dtensor import (
 from ...sharding.saved_trees import SavedTrees
 from ...state_tensor import StateTensor
 from ..stateful import ClassedPart, check_class
-from ..values import KnownTensor, Part, load_into
+from ..values import Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import gradients, groups, optimizer_tree
 from .merge import merge
