@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector, on_host
 from .collected import CollectedState
 from .device.events import BoundaryEvents
@@ -147,15 +146,7 @@ class DeviceBoundary:
         self._state = state
         self._kept = kept
         self._events = events
-        self.taken = kept.taken
-
-    @property
-    def audit(self) -> Audit:
-        return self._state.audit
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        return self._state.environment
+        self.taken, self.audit, self.environment = kept.taken, state.audit, state.environment
 
     def collect(self) -> CollectedState:
         """Return the state of that boundary. Tensors on devices are not copied.

@@ -16,7 +16,7 @@ import torch
 
 from ...checkpoint.format.values.meeting import NOTHING, pairs, placed
 from ...checkpoint.format.values.placeholders import SavedObject, UnsavedValue, opened
-from ..memory_access import copyable, expanded, unreadable
+from ..memory_access import copy_into, expanded, unreadable
 from ..sharding.fingerprint import crc_of
 from . import objects
 from .frozen import VIEW
@@ -77,15 +77,6 @@ def _is_equal(live: Any, saved: Any) -> bool:
     if isinstance(saved, torch.Tensor):
         return crc_of(live) == crc_of(saved)
     return is_array(saved) and live.tobytes() == saved.tobytes()
-
-
-def _write(live: Any, saved: Any) -> None:
-    """Write a saved tensor or array into a live one of the same form."""
-    if isinstance(live, torch.Tensor):
-        with torch.no_grad():
-            copyable(live.detach()).copy_(copyable(saved))
-    else:
-        live[...] = saved
 
 
 def _meetings(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
@@ -213,13 +204,13 @@ class Filling:
         if isinstance(saved, torch.Tensor):
             if fills:
                 self._said += unlike_layout(place(self._name, way), live, saved)
-                _write(live, saved)
+                copy_into(live, saved)
                 return live
             there = isinstance(live, torch.Tensor) and not live.is_meta
             return saved.to(live.device) if there else saved
         if is_array(saved):
             if fills:
-                _write(live, saved)
+                live[...] = saved
             return live if fills else saved
         may_fill = may_fill and fit is not PlaceFit.REPLACE
         if isinstance(saved, SavedObject):

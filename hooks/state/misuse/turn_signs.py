@@ -19,7 +19,7 @@ import torch
 from ...checkpoint.format.values.encoder import short
 from ...checkpoint.format.values.sameness import difference, same
 from ..inventory.frozen import Forms
-from ..parts.loaders import ResumableLoader
+from ..parts.loaders.part import LoaderPart
 from ..parts.module import ModulePart
 from ..parts.optimizers.optimizer import OptimizerPart
 from ..parts.rng import RngPart
@@ -49,11 +49,7 @@ class TurnSigns:
         names: Callable[[], Mapping[int, str]],
     ) -> None:
         self._parts, self._trained, self._names = parts, trained, names
-        self._loaders = {
-            part.name: part.value
-            for part in parts
-            if isinstance(part, StatefulPart) and isinstance(part.value, ResumableLoader)
-        }
+        self._loaders = {part.name: part.value for part in parts if isinstance(part, LoaderPart)}
         self._scalers = [part.value for part in parts if isinstance(part, ScalerPart)]
         self._scales: list[Any] = []
         self._followed: list[torch.Tensor] = []
@@ -62,7 +58,7 @@ class TurnSigns:
         #: The id of each one's gradient, its version, and the gradient itself, so that no other one gets its id.
         self._gradients: list[tuple[int, int, torch.Tensor] | None] = []
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._delivered: list[tuple[int, int]] = []
+        self._delivered: dict[str, tuple[int, int]] = {}
 
     def mark(self, *, look: bool, idle: bool = False) -> Sequence[tuple[int, torch.Tensor]]:
         """Take the signs at a boundary. On the training thread, after every step: microseconds count.
@@ -87,7 +83,7 @@ class TurnSigns:
             self._steppers, self._followed = [key for key, _ in followed], [p for _, p in followed]
             self._weights, self._gradients = [], self._look_at_gradients()
         if self._loaders:
-            self._delivered = [each.progress for each in self._loaders.values()]
+            self._delivered = {name: each.progress for name, each in self._loaders.items()}
         if self._scalers:
             self._scales = [*map(_scale, self._scalers)]
         return gathered
@@ -109,8 +105,8 @@ class TurnSigns:
         Args:
             buffers: the boundary has copied the buffers, and weights have not changed since.
         """
-        for (name, loader), delivered in zip(self._loaders.items(), self._delivered, strict=True):
-            if (progress := loader.progress) != delivered and progress[1]:
+        for name, loader in self._loaders.items():
+            if (progress := loader.progress) != self._delivered[name] and progress[1]:
                 return f"{name} has delivered a batch"
         for p, before, now in zip(self._followed, self._gradients, self._look_at_gradients(), strict=True):
             if now is None or now == before:
@@ -141,7 +137,7 @@ class TurnSigns:
 
     def _moved(self, part: Part) -> Iterator[str]:
         if part.name in self._loaders:
-            before = self._delivered[[*self._loaders].index(part.name)]
+            before = self._delivered[part.name]
             if (now := self._loaders[part.name].progress) != before:
                 yield f"{part.name} (batch {before[1]}, now {now[1]})"
         elif isinstance(part, ModulePart):

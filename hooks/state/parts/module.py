@@ -25,7 +25,7 @@ from ..inventory.frozen import freeze_of
 from ..inventory.inner_tensors import description, inner
 from ..inventory.looks import unlike_layout
 from ..inventory.ties import memory_of
-from ..memory_access import unreadable
+from ..memory_access import copy_into, unreadable
 from ..sharding.ddp import declared
 from ..sharding.dtensor import KnownTensor, RankOf, TargetMemory, group, local, state_tensor
 from ..sharding.fsdp import SHARDED, let_go, shards
@@ -50,7 +50,6 @@ from .values import (
     Part,
     StatefulPart,
     check_fits,
-    copy_into,
     error_text,
 )
 

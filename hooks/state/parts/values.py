@@ -29,7 +29,7 @@ from ..inventory.frozen import Copies, Forms, freeze, freeze_of, marked, marks
 from ..inventory.looks import memory_like, unlike_layout
 from ..inventory.ownership import Ownership
 from ..inventory.walk import tensors_in
-from ..memory_access import copyable, expanded, unreadable
+from ..memory_access import copy_into, copyable, expanded, unreadable
 from ..sharding.dtensor import KnownTensor, RankOf, TargetMemory, local, state_tensor
 from ..sharding.saved_trees import SavedTrees
 from ..state_tensor import StateTensor
@@ -390,10 +390,3 @@ def check_fits(name: str, here: torch.Tensor, saved: torch.Tensor) -> None:
             f"{name} is {tuple(here.shape)} {here.dtype} here and {tuple(saved.shape)} {saved.dtype} in the "
             "checkpoint; restore into the model it was saved from, or choose another run id"
         )
-
-
-def copy_into(here: torch.Tensor, saved: torch.Tensor) -> None:
-    """Give `here` the restored values, unless the restore has read them straight into its memory."""
-    if here.data_ptr() != saved.data_ptr() or here.device != saved.device:
-        with torch.no_grad():
-            copyable(here.detach()).copy_(copyable(saved))

@@ -27,6 +27,9 @@ class ReplayDriver:
         loader: the loader.
     """
 
+    #: Whether draws in workers matter, also where these do not stay for the next pass.
+    _always_watches = False
+
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         #: Whether the pass under way drew random numbers when it began.
@@ -38,13 +41,12 @@ class ReplayDriver:
         #: Whether the dataset draws random numbers in workers; None while it does not matter.
         self.draws: WorkerDraws | None = None
 
-    def _needs_draws(self, loader: DataLoader[Any]) -> bool:
-        return loader.persistent_workers
-
     def watching(self) -> AbstractContextManager[None]:
         """Have workers that start in this block note whether the dataset draws random numbers in them."""
         base = getattr(self.loader, "base_dataloader", self.loader)
-        if not isinstance(base, DataLoader) or base.num_workers == 0 or not self._needs_draws(base):
+        if not isinstance(base, DataLoader) or base.num_workers == 0:
+            return nullcontext()
+        if not (self._always_watches or base.persistent_workers):
             return nullcontext()
         self.draws = WorkerDraws() if self.draws is None else self.draws
         return self.draws.watching(base)
@@ -189,11 +191,9 @@ class StatefulDriver(ReplayDriver):
     generators at another state; and random numbers of its workers are in no state. Then it is replayed.
     """
 
+    _always_watches = True
     #: The iterator whose workers were watched as they started. One that the script had made before was not, and may draw.
     _watched: Any = None
-
-    def _needs_draws(self, loader: DataLoader[Any]) -> bool:
-        return True
 
     def begin(self) -> Iterator[Any]:
         early = self.loader._iterator

@@ -120,11 +120,6 @@ class ResumableLoader:
         return 0 if resumes is None else resumes.taken
 
     @property
-    def delivered(self) -> int:
-        """Batches that training has taken since the last boundary."""
-        return self.use.delivered
-
-    @property
     def progress(self) -> tuple[int, int]:
         """The passes that are over, and the batches that training has taken of this one."""
         return self.epoch, 0 if self._pass is None else self._pass.taken

@@ -21,7 +21,8 @@ from ....checkpoint.format.values.placeholders import SavedObject
 from ....checkpoint.format.values.sameness import same
 from ...inventory import objects
 from ...inventory.frozen import Forms, freeze
-from ..values import REFUSALS, copy_into, error_text
+from ...memory_access import copy_into
+from ..values import REFUSALS, error_text
 
 #: Changed options that a warning names.
 _NAMED = 3

@@ -467,11 +467,9 @@ def test_a_stream_with_a_limit_has_its_length() -> None:
     assert len(spotguard.ResumableLoader(shuffled(), limit=30)) == 5
 
 
-def test_batches_that_training_has_taken_since_the_boundary_are_counted() -> None:
+def test_progress_counts_the_batches_that_training_has_taken() -> None:
     loader = spotguard.ResumableLoader(shuffled(num_workers=1))
     batches = iter(loader)
-    assert loader.delivered == 0, "what workers load ahead counts for nothing"
+    assert loader.progress == (0, 0), "what workers load ahead counts for nothing"
     next(batches), next(batches)
-    assert loader.delivered == 2
-    loader.at_boundary()
-    assert loader.delivered == 0
+    assert loader.progress == (0, 2)
