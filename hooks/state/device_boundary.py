@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector, on_host
 from .collected import CollectedState
 from .device.events import BoundaryEvents
@@ -29,11 +30,21 @@ from .memory_access import unreadable
 from .parts.boundary_copies import BoundaryCopies
 from .parts.values import Part
 
-if TYPE_CHECKING:
-    from .state import State
-
 #: The most bytes of tensors in host memory that are kept. Adam counts the steps of 10,000 parameters in 40 KB.
 _MOST_ON_HOST = 64 * 2**10
+
+
+class HostState(Protocol):
+    """The state as the host has it; implemented by `State`."""
+
+    parts: tuple[Part, ...]
+    taken: int
+    audit: Audit
+
+    @property
+    def environment(self) -> dict[str, Any]: ...
+    def replaced(self) -> str: ...
+    def collect(self, parts: Sequence[Part]) -> CollectedState: ...
 
 
 @dataclass(slots=True)
@@ -123,7 +134,7 @@ class KeptBoundaries:
     def forget(self) -> None:
         self._last = self._before = None
 
-    def find(self, state: State) -> DeviceBoundary | None:
+    def find(self, state: HostState) -> DeviceBoundary | None:
         """Return the boundary whose state the devices hold, if the host has launched changes of it; None if there is none."""
         for kept in (self._last, self._before):
             if kept is not None and kept.events is not None:
@@ -142,7 +153,7 @@ class DeviceBoundary:
         events: the events of that boundary.
     """
 
-    def __init__(self, state: State, kept: KeptBoundary, events: BoundaryEvents) -> None:
+    def __init__(self, state: HostState, kept: KeptBoundary, events: BoundaryEvents) -> None:
         self._state = state
         self._kept = kept
         self._events = events

@@ -5,13 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ....checkpoint.format.values.sameness import same
 from .. import rng
-
-if TYPE_CHECKING:
-    from .resumable import ResumableLoader
 
 T = TypeVar("T")
 
@@ -51,6 +48,13 @@ class Pass:
         return {name: getattr(self, name) for name in known} | {"made": None if self.draws else self.made}
 
 
+class Holder(Protocol):
+    """A loader with generators."""
+
+    def captured(self) -> Captured: ...
+    def put_back(self, states: Captured) -> None: ...
+
+
 class FirstDraws:
     """Draws of the script between `iter()` and the first batch: of all loaders of the process, as the generators are.
 
@@ -62,11 +66,11 @@ class FirstDraws:
 
     def __init__(self) -> None:
         #: Loaders whose iterator has not delivered in this turn: the generators behind its iter(), and behind what loaders drew since.
-        self.waiting: weakref.WeakKeyDictionary[ResumableLoader, list[Captured]] = weakref.WeakKeyDictionary()
+        self.waiting: weakref.WeakKeyDictionary[Holder, list[Captured]] = weakref.WeakKeyDictionary()
         #: Resumed loaders that have not delivered, with the generators of training.
-        self.repeated: list[tuple[ResumableLoader, Captured]] = []
+        self.repeated: list[tuple[Holder, Captured]] = []
         #: Passes that had draws before their first batch, and the generators behind the last boundary.
-        self._watched: weakref.WeakKeyDictionary[ResumableLoader, Pass] = weakref.WeakKeyDictionary()
+        self._watched: weakref.WeakKeyDictionary[Holder, Pass] = weakref.WeakKeyDictionary()
         self._turn: Captured | None = None
 
     def by_loader(self, call: Callable[[], T]) -> T:
@@ -78,7 +82,7 @@ class FirstDraws:
                 known[1] = each.captured()
         return result
 
-    def decide(self, loader: ResumableLoader, this: Pass, *, sure: bool) -> None:
+    def decide(self, loader: Holder, this: Pass, *, sure: bool) -> None:
         """Record whether the script has drawn at the beginning of a pass.
 
         Args:
@@ -92,7 +96,7 @@ class FirstDraws:
             if not sure:
                 self.watch(loader, this)
 
-    def watch(self, loader: ResumableLoader, this: Pass | None) -> None:
+    def watch(self, loader: Holder, this: Pass | None) -> None:
         """Have the turns from now on tell what was drawn at the beginning of a pass; None where the pass is over."""
         self._watched.pop(loader, None)
         if this is not None:
