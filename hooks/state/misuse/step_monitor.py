@@ -244,8 +244,7 @@ class StepMonitor:
             ):
                 name = self._registered[key][0]
                 self._misuse["carried"] = CARRIED % (name, name)
-                if self._first("carried"):
-                    log.warning(CARRIED, name, name)
+                self._say(CARRIED, name, name)
         if key not in self._quiet:
             if key not in self._registered and not self._trains_ours(optimizer, key):
                 return

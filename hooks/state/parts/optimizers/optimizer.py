@@ -33,7 +33,7 @@ from ...sharding.dtensor import (
 )
 from ...sharding.saved_trees import SavedTrees
 from ...state_tensor import StateTensor
-from ..stateful import ClassedPart, check_class
+from ..stateful import check_class
 from ..values import Part, load_into
 from ..wrappers import can_be_hooked, check_says_state
 from . import gradients, groups, optimizer_tree
