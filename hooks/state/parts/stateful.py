@@ -1,7 +1,12 @@
-"""Schedulers, whose class counts, and gradient scalers, whose `state_dict` cannot be called at every boundary as it is."""
+"""Schedulers, whose class and functions count, and gradient scalers, whose `state_dict` cannot be called at every boundary as it is."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import sys
+from collections.abc import Iterator
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -34,11 +39,65 @@ def class_of(value: Any) -> str:
     return type(value).__qualname__ + (f"({', '.join(map(class_of, several))})" if several else "")
 
 
+def functions_of(value: Any) -> str:
+    """Return Python's version and a digest of the script's functions that a scheduler calls (LambdaLR's); "" if it has none.
+
+    `state_dict()` leaves functions out. Another version of Python has other bytecode.
+    """
+    if not (functions := [*_functions(value)]):
+        return ""
+    told = repr([_told(each, frozenset()) for each in functions])
+    return f"{sys.version_info[:2]} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    if not isinstance(value, LRScheduler):
+        value = getattr(value, "scheduler", value)
+    for held in getattr(value, "__dict__", {}).values():
+        for each in held if isinstance(held, (list, tuple)) else (held,):
+            if isinstance(each, (FunctionType, MethodType, functools.partial)):
+                yield each
+    for each in getattr(value, "_schedulers", ()):
+        yield from _functions(each)
+
+
+def _told(value: Any, above: frozenset[int]) -> Any:
+    """Return what a function does: bytecode, constants, and the numbers and functions that it reads from outside."""
+    if id(value) in above:
+        return "above"
+    tell = functools.partial(_told, above=above | {id(value)})
+    if isinstance(value, functools.partial):
+        return tell(value.func), tell(value.args), tell(value.keywords)
+    if isinstance(value, MethodType):
+        return tell(value.__func__)
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, tell(value.co_consts)
+    if isinstance(value, FunctionType):
+        if value.__module__.startswith("torch."):  # its version is compared already
+            return value.__qualname__
+        code, cells = value.__code__, value.__closure__ or ()
+        read = [value.__globals__[key] for key in code.co_names if key in value.__globals__]
+        held = [each.cell_contents for each in cells if each != CellType()]
+        return tell(code), tell(value.__defaults__), tell(value.__kwdefaults__), tell(held), tell(read)
+    if isinstance(value, (list, tuple)):
+        return [*map(tell, value)]
+    if isinstance(value, dict):
+        return [(tell(key), tell(each)) for key, each in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    is_plain = value is None or type(value) in (bool, int, float, complex, str, bytes)
+    return repr(value) if is_plain else type(value).__qualname__
+
+
 class ClassedPart(StatefulPart):
     """A scheduler, or an optimizer with its own `state_dict`. Their `load_state_dict` accepts the state of another class."""
 
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name, value)
+        self._functions = functions_of(value) if is_like_scheduler(value) else ""
+
     def tree(self) -> Any:
-        return {"class": class_of(self.value), "state": self._frozen}
+        return {"class": class_of(self.value), "state": self._frozen, "functions": self._functions}
 
     def targets(self, tree: Any) -> None:
         if not isinstance(tree, dict) or not {"class", "state"} <= tree.keys():
@@ -49,6 +108,13 @@ class ClassedPart(StatefulPart):
 
     def put_back(self, tree: Any) -> None:
         super().put_back(tree["state"])
+        here, saved = self._functions.rpartition(" "), str(tree.get("functions", "")).rpartition(" ")
+        self.said = []
+        if here != saved and (here[0] == saved[0] or "" in (here[0], saved[0])):
+            self.said = [
+                f"{self.name} ({class_of(self.value)}) calls another function than in the run that saved it, in its code or in a "
+                "number that it reads: the schedule continues with the new one; to continue as before, bring that function back [SG425]"
+            ]
 
 
 def is_like_scheduler(value: object) -> bool:

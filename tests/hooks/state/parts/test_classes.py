@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -305,3 +306,65 @@ def test_a_layer_of_other_rows_that_is_no_embedding_is_named_by_its_shapes() -> 
         pytest.raises(StateError, match=r"model\.weight is \(5, 3\) .* here and \(4, 3\)"),
     ):
         guard.restore()
+
+
+# --- functions of schedulers ----------------------------------------------------------------------------------
+
+
+def with_constant(rate: float) -> Make:
+    """Two functions of the same form."""
+    one: Callable[[int], float] = lambda epoch: 0.9**epoch  # noqa: E731
+    other: Callable[[int], float] = lambda epoch: 0.8**epoch  # noqa: E731
+    return lambda o: lr_scheduler.LambdaLR(o, one if rate == 0.9 else other)
+
+
+def power(epoch: int, rate: float) -> float:
+    return rate**epoch
+
+
+def by_default(rate: float) -> Make:
+    def scale(epoch: int, rate: float = rate) -> float:
+        return power(epoch, rate)
+
+    return lambda o: lr_scheduler.LambdaLR(o, scale)
+
+
+RATE = 0.9
+
+
+def read() -> float:
+    return RATE
+
+
+def of_global(rate: float) -> Make:
+    globals()["RATE"] = rate
+    return lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: read() * RATE)
+
+
+FUNCTIONS: dict[str, Callable[[float], Make]] = {
+    "constant": with_constant,
+    "closure": lambda rate: lambda o: lr_scheduler.LambdaLR(o, lambda epoch: rate**epoch),
+    "default": by_default,
+    "partial": lambda rate: lambda o: lr_scheduler.LambdaLR(o, functools.partial(power, rate=rate)),
+    "global": of_global,
+    "inside another": lambda rate: sequence(
+        lambda o: lr_scheduler.LambdaLR(o, lambda epoch: rate ** (epoch + 1) if epoch else 1.0), exponential
+    ),
+    "scale of a cycle": lambda rate: (
+        lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2, scale_fn=lambda x: rate**x, cycle_momentum=False)
+    ),
+    "in a wrapper": lambda rate: lambda o: Wrapped(lr_scheduler.LambdaLR(o, lambda epoch: rate**epoch)),
+}
+
+
+@pytest.mark.parametrize("now", [0.9, 0.8])
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_scheduler_with_another_function_is_named_and_continues(
+    kind: str, now: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `state_dict()` of torch has no function. The same one, in another object, is no news."""
+    store = saved(values_of(FUNCTIONS[kind](0.9)))
+    with guarded(store, values_of(FUNCTIONS[kind](now))) as guard:
+        assert guard.restore() == 0
+    named = [each for each in caplog.messages if "calls another function than in the run" in each]
+    assert len(named) == (now != 0.9)
