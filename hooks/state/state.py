@@ -26,7 +26,7 @@ from .inventory.frozen import prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.step_monitor import StepMonitor, hook
 from .misuse.turn_signs import TurnSigns
-from .misuse.unregistered import parameter_names
+from .misuse.unregistered import UnregisteredSchedulers, parameter_names
 from .misuse.unsaved import UnsavedState
 from .parts.loaders.part import LoaderPart
 from .parts.module import ModulePart
@@ -109,7 +109,8 @@ class State:
         registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
-        self._unsaved = UnsavedState(registered.lost, registered.changing, self.save_at_boundaries)
+        watches = (*registered.changing, UnregisteredSchedulers(values))
+        self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)
         #: The wrapped loaders. Each is told of every boundary, also if no copies are made there.
         self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
         self._modules = [p for p in self.parts if isinstance(p, ModulePart)]
@@ -127,7 +128,7 @@ class State:
         ]
         #: Finds misuse of the guard in the training loop. It begins with the guard.
         saved = {part.name: part.optimizer for part in self._optimizers}
-        self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries)
+        self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries, registered.beyond)
         #: The signs of the turn behind the last boundary.
         self.turn = TurnSigns(
             self.parts,

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
 from .loop_order import LoopOrder, Misplaced, call_path
-from .unregistered import UnregisteredOptimizer, few, holds
+from .unregistered import UnregisteredOptimizer, few, holds, wrappers_on
 
 log = logging.getLogger("spotguard")
 
@@ -91,6 +91,7 @@ class StepMonitor:
         now: returns monotonic seconds.
         save_at_boundaries: called with the reason when a registered tensor changes outside a registered optimizer's
             step.
+        around: gets the unregistered wrappers of registered optimizers, by the names of their classes.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class StepMonitor:
         optimizers: Mapping[str, Optimizer],
         now: Callable[[], float],
         save_at_boundaries: Callable[[str], None],
+        around: dict[str, object],
     ) -> None:
         self._values = values
-        self._now = now
+        self._now, self._around = now, around
         self._save_at_boundaries = save_at_boundaries
         self._lock = threading.Lock()
         self._handle: RemovableHandle | None = None
@@ -251,6 +253,9 @@ class StepMonitor:
             if self._order is not None and key not in self._stepped:
                 # Skip this function, `_guarded` and `_on_step`; the next frame is torch's.
                 self._order.stepped(key, call_path(sys._getframe(3)))
+                if key in self._registered:
+                    for name, wrapper in wrappers_on(sys._getframe(3), optimizer, self._values):
+                        self._around.setdefault(name, wrapper)
             self._stepped.add(key)
             self.steps += 1
         if self.steps >= self._look_at:

@@ -1,25 +1,33 @@
-"""Optimizers that are not registered: which tensors each one trains, and whether a registered object saves it."""
+"""Optimizers that are not registered, and objects around registered ones: wrappers that step them, schedulers that change them."""
 
 from __future__ import annotations
 
+import gc
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from ..inventory.walk import reach
 from ..parts.module_entries import name_of
+from ..parts.wrappers import is_like_optimizer
+
+log = logging.getLogger("spotguard")
 
 #: The most names in a message.
 _FEW = 2
 #: Limits of the search for an optimizer inside registered values: depth, and number of objects. A container longer
 #: than the last limit holds data and is skipped.
 _DEPTH, _OBJECTS, _LONG = 3, 2000, 200
+#: Functions on the call stack that may belong to a wrapper of the optimizer that steps.
+_FRAMES = 12
 
 
 class UnregisteredOptimizer:
@@ -93,14 +101,18 @@ def parameter_names(values: Mapping[str, Any]) -> dict[int, str]:
     return names
 
 
-def holds(root: object, wanted: Set[int]) -> bool:
+def holds(root: object, wanted: Set[int], depth: int = _DEPTH) -> bool:
     """Return whether an object with its own state holds one of these optimizers in plain attributes.
 
     Then the object's own `state_dict()`, or a wrapper's steps, stand for the optimizer. The search skips schedulers
     and modules: they do not save an optimizer.
     """
-    found = reach(root, _inside, lambda each: True, depth=_DEPTH, most=_OBJECTS)
-    return any(id(each) in wanted for _, each in found)
+    return any(id(each) in wanted for each in _within(root, depth))
+
+
+def _within(root: object, depth: int = _DEPTH) -> Iterator[object]:
+    """Yield what an object holds in plain attributes and containers, nearest first."""
+    return (each for _, each in reach(root, _inside, lambda each: True, depth=depth, most=_OBJECTS))
 
 
 #: Types that the search does not enter.
@@ -126,3 +138,95 @@ def _inside(value: object) -> Iterator[tuple[str, Any]]:
         left_out = ("state", "param_groups") if isinstance(value, Optimizer) else ()
         held = (each for name, each in getattr(value, "__dict__", {}).items() if name not in left_out)
     return (("", each) for each in [*held])
+
+
+def wrappers_on(
+    frame: FrameType | None, optimizer: Optimizer, values: Mapping[str, Any]
+) -> Iterator[tuple[str, object]]:
+    """Yield the unregistered objects whose methods step an optimizer now, each with the name of its class.
+
+    An object with a model or a loader beside the optimizer trains, and wraps no optimizer.
+
+    Args:
+        frame: the innermost frame of the step.
+        optimizer: the registered optimizer that steps.
+        values: the registered values, by name.
+    """
+    for _ in range(_FRAMES):
+        if frame is None:
+            return
+        code = frame.f_code
+        # `f_locals` keeps the values of a frame alive until the frame ends: ask only functions that end with the step.
+        if code.co_argcount and "step" in code.co_name:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if wraps(owner, optimizer) and not knows(values, owner):
+                yield type(owner).__name__, owner
+        frame = frame.f_back
+
+
+def wraps(owner: object, optimizer: Optimizer) -> bool:
+    held = getattr(owner, "__dict__", {}).values()
+    trains = any(isinstance(each, (nn.Module, DataLoader)) for each in held)
+    return (
+        owner is not optimizer
+        and not isinstance(owner, _OPAQUE)
+        and (isinstance(owner, Optimizer) or not trains)
+        and holds(owner, {id(optimizer)}, depth=2)
+    )
+
+
+def knows(values: Mapping[str, Any], owner: object) -> bool:
+    """Return whether an object is registered, or inside a registered one."""
+    return any(each is owner or holds(each, {id(owner)}) for each in values.values())
+
+
+class UnregisteredSchedulers:
+    """The search for torch's schedulers of registered optimizers that no registered object has.
+
+    torch leaves a mark on an optimizer's `step`, but no reference to the scheduler, so the garbage collector finds it.
+
+    Args:
+        values: the registered values, by name.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
+        like += [
+            (name, each) for name, value in like for each in _within(value) if isinstance(each, Optimizer)
+        ]
+        self._optimizers = [each for _, each in like]
+        self._names = {id(each): name for name, each in like}
+        #: Looks that are left, at boundaries 0 and 1: 80 ns for each object of the process. Scripts make schedulers before that.
+        self._looks = 2
+
+    def begin(self) -> None:
+        """Change nothing: one search is enough."""
+
+    def look(self) -> None:
+        """Warn about these schedulers, once."""
+        self._looks -= 1
+        marked = any(
+            hasattr(getattr(each, "step", None), "_wrapped_by_lr_sched") for each in self._optimizers
+        )
+        if self._looks < 0 or not self._optimizers or (self._looks == 0 and not marked):
+            return
+        found = self._schedulers()
+        self._looks = 0 if found else self._looks
+        below = {id(one) for each in found for held in vars(each).values() for one in (held, *_inside(held))}
+        found = [each for each in found if id(each) not in below and not knows(self._values, each)]
+        if found:
+            log.warning(
+                "a scheduler of %s is not registered (%s), so a resumed run begins it anew, unless it follows from the step's number; add "
+                "it to spotguard.register(…), as in scheduler=scheduler [SG425]",
+                few(dict.fromkeys(self._names[id(each.optimizer)] for each in found)),
+                few(dict.fromkeys(type(each).__name__ for each in found)),
+            )
+
+    def _schedulers(self) -> list[LRScheduler]:
+        holders = gc.get_referrers(*self._optimizers)
+        dicts = [each for each in holders if type(each) is dict and "last_epoch" in each]
+        if dicts:  # the attributes of an object in a dict, and otherwise the object itself
+            holders += gc.get_referrers(*dicts)
+        found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
+        return [each for each in found.values() if id(getattr(each, "optimizer", None)) in self._names]

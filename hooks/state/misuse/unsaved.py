@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..memory_access import unreadable
-from ..parts.reachable import ChangingValues
+from ..parts.reachable import Changing
 from ..state_tensor import StateTensor
 
 log = logging.getLogger("spotguard")
@@ -24,7 +24,7 @@ class UnsavedState:
     def __init__(
         self,
         lost: Callable[[], str],
-        changing: Sequence[ChangingValues],
+        changing: Sequence[Changing],
         save_at_boundaries: Callable[[str], None],
     ) -> None:
         self._lost, self._changing, self._save_at_boundaries = lost, changing, save_at_boundaries

@@ -21,8 +21,9 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..inventory.inner_tensors import inner
-from ..inventory.walk import ATOMS, reach
+from ..inventory.walk import ATOMS, reach, tensors_in
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
 
@@ -130,8 +131,22 @@ class SavedTensors:
         return saved_bytes
 
 
-#: Counters that torch itself keeps on optimizers.
-_TORCHS_COUNTS = frozenset({"_step_count", "_opt_called"})
+#: Attributes of optimizers whose numbers are saved, or are torch's own counters.
+_NOT_COUNTS = frozenset({"_step_count", "_opt_called", "state", "param_groups", "defaults"})
+#: The newest items of a container whose numbers are compared.
+_LAST = 8
+
+
+class Changing(Protocol):
+    """A watch on values that may be state and that no checkpoint has."""
+
+    def begin(self) -> None:
+        """Begin anew: a restore has changed the values."""
+        ...
+
+    def look(self) -> None:
+        """Warn about what has changed since the last look. On the training thread."""
+        ...
 
 
 class ChangingValues:
@@ -145,6 +160,8 @@ class ChangingValues:
 
     def __init__(self, values: Callable[[], dict[str, Any]], times: int, message: str) -> None:
         self._values, self._times, self._message = values, times, message
+        #: Paths of objects that a warning has named. One line an object is enough.
+        self._told: set[str] = set()
         self.begin()
 
     def begin(self) -> None:
@@ -153,39 +170,85 @@ class ChangingValues:
         self._row: dict[str, int] = {}
 
     def look(self) -> None:
-        """Warn about the values that have changed often enough by now."""
+        """Warn about values that have changed often enough, in one line, and once per object that holds them."""
         now, told = self._values(), []
         for name, value in now.items():
             in_a_row = self._row.get(name, 0)
             if in_a_row < self._times:
                 self._row[name] = in_a_row + 1 if name in self._seen and self._seen[name] != value else 0
-                if self._row[name] == self._times:
+                if self._row[name] == self._times and name.rpartition(".")[0] not in self._told:
                     told.append(name)
+        self._told |= {name.rpartition(".")[0] for name in told}
         self._seen = now
-        if told:
-            log.warning(self._message, told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
 
 
-def counts(owners: Mapping[str, object]) -> ChangingValues:
+def counts(owners: Sequence[tuple[str, object]]) -> ChangingValues:
     """Return a watch on the numbers that optimizers keep in attributes: no `state_dict()` of torch's has them.
 
     Args:
-        owners: the optimizers, by registered name.
+        owners: the optimizers and the wrappers around them, each with its registered name.
     """
 
     def values() -> dict[str, Any]:
         return {
-            f"{name}.{key}": value
-            for name, owner in owners.items()
+            f"{name}.{key}": numbers
+            for name, owner in owners
             for key, value in _dict_of(owner).items()
-            if type(value) in (int, float) and key not in _TORCHS_COUNTS
+            if key not in _NOT_COUNTS and (numbers := _numbers(value))
         }
 
     return ChangingValues(
         values,
         1,
         "%s changes during training and is in no state_dict(), so it is not saved: a resumed run begins "
-        "with its initial value; keep it in param_groups, or give its class a state_dict() of its own",
+        "with its initial value; keep it in param_groups, or give its class a state_dict() of its own [SG425]",
+    )
+
+
+def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
+    """Return a number, or the last ones in a container (as in a history of norms) and its length; () if there is none."""
+    if type(value) in (int, float):
+        return (value,)
+    if not depth or not isinstance(value, (list, tuple, deque, dict)):
+        return ()
+    held = islice(reversed(value.values() if isinstance(value, dict) else value), _LAST)
+    numbers = [number for each in held for number in _numbers(each, depth - 1)]
+    return (len(value), *numbers) if numbers else ()
+
+
+def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors]) -> ChangingValues:
+    """Return a watch on what objects around registered optimizers keep and no checkpoint has: tensors and numbers.
+
+    Args:
+        owners: the objects, by the names of their classes. Training may add to them.
+        saved: returns the tensors that a checkpoint has.
+    """
+
+    def values() -> dict[str, Any]:
+        found = {}
+        kept = saved() if owners else SavedTensors(())
+        for name, owner in owners.items():
+            for key, value in _dict_of(owner).items():
+                tensors = () if key in _SCRATCH or key == "param_groups" else tensors_in(value)
+                try:
+                    forms = [
+                        (id(t), 0 if t.is_inference() else t._version)
+                        for t in tensors
+                        if _counts(t) and not kept.has(t)
+                    ]
+                    numbers = () if key in _NOT_COUNTS else _numbers(value)
+                except RuntimeError:  # a circle, or another thread changes it
+                    continue
+                if forms or numbers:
+                    found[f"{name}.{key}"] = (forms, numbers)
+        return found
+
+    return ChangingValues(
+        values,
+        1,
+        "%s changes during training, in an object around a registered optimizer that is not registered, so no checkpoint has it: a "
+        "resumed run begins with its initial value; register that object in the optimizer's place, with a state_dict() and a "
+        "load_state_dict() that include it [SG425]",
     )
 
 

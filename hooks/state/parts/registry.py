@@ -23,7 +23,7 @@ from .loaders import ResumableLoader
 from .loaders.part import LoaderPart, refuse_bare
 from .module import ModulePart, module_part
 from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
-from .reachable import ChangingValues, SavedTensors, attributes, counts, unsaved
+from .reachable import Changing, SavedTensors, attributes, counts, others_keep, unsaved
 from .rng import RngPart, other_generators
 from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
 from .values import DictPart, Part, StatefulPart, TensorPart, has_state
@@ -48,7 +48,9 @@ class Registered:
     #: some ms, which is too slow for every boundary.
     lost: Callable[[], str]
     #: Values outside the saved state that may be state.
-    changing: tuple[ChangingValues, ...]
+    changing: tuple[Changing, ...]
+    #: Objects around registered optimizers that are not registered, by class. `changing` watches what training adds here.
+    beyond: dict[str, object]
 
 
 def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
@@ -125,6 +127,10 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     for notes in dicts:
         notes.dicts, notes.others = dicts, lambda: _tensors_of(values.values(), used=True)
 
+    loaders = [part.value for part in parts if isinstance(part, LoaderPart)]
+    for part in read:
+        part.moves.begins = lambda: any(each.position == 0 for each in loaders)
+
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)
 
@@ -135,16 +141,22 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     ):  # otherwise the optimizer may step these, as an adapter for such a framework registers them
         for each in read:
             check_groups(each)
-    changing = (
-        counts({**wrappers, **{part.name: part.optimizer for part in read}}),
+    beyond: dict[str, object] = {}
+    kept = [part.optimizer for part in read]
+    changing: tuple[Changing, ...] = (
+        counts(
+            [(n, each) for n, w in wrappers.items() for each in around(w)]
+            + [(p.name, p.optimizer) for p in read]
+        ),
+        others_keep(beyond, lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())])),
         attributes(
             {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},
             [m for v in values.values() if hasattr(type(v), "saved_modules") for m in v.saved_modules],
         ),
+        *(part.moves for part in read),
     )
-    return Registered(
-        (*parts, RngPart(RNG, other_generators())), boundary_only, held, tuple(hooked), lost, changing
-    )
+    rng = RngPart(RNG, other_generators())
+    return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, changing, beyond)
 
 
 def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:
@@ -178,7 +190,7 @@ def _lost(
         ways = unsaved(part.name, part.optimizer, saved, known)
         if ways:
             # A user's object may save these tensors. Ask it only now: its state_dict() may be slow.
-            theirs = [t for v in values if _says_its_state(v) for t in tensors_in(v.state_dict())]
+            theirs = [*_said_by(values)]
             ways = (
                 unsaved(part.name, part.optimizer, SavedTensors([*kept, *theirs]), known) if theirs else ways
             )
@@ -202,13 +214,12 @@ def _lost(
     return ""
 
 
-def _says_its_state(value: Any) -> bool:
-    """Return whether the value's `state_dict` may be called.
-
-    A value with a part of its own does not need it.
-    """
-    own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer, ResumableLoader))
-    return not own and callable(getattr(value, "state_dict", None))
+def _said_by(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in the `state_dict()` of values that have no part of their own."""
+    for value in values:
+        own = isinstance(value, (nn.Module, torch.Tensor, dict, Optimizer, ResumableLoader))
+        if not own and callable(getattr(value, "state_dict", None)):
+            yield from tensors_in(value.state_dict())
 
 
 def check_groups(part: OptimizerPart) -> None:

@@ -17,9 +17,11 @@ parameters before a hook is an edit between two boundaries, and the audit finds 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
@@ -28,6 +30,8 @@ from .values import REFUSALS, error_text
 
 #: The attributes in which wrappers keep the optimizer inside, and containers their optimizers.
 _INSIDE, _SEVERAL = ("optimizer", "_optimizer"), "optimizers"
+#: Types of what a wrapper keeps itself.
+_STATE = (int, float, list, tuple, dict, deque, torch.Tensor)
 #: The longest chain of wrappers: DeepSpeed's may be inside Accelerate's.
 _DEEP = 4
 
@@ -110,7 +114,14 @@ def _gives(wrapper: Any, inside: Any) -> bool:
 
 
 def _adds(wrapper: Any, inside: Any) -> bool:
-    """Return whether a wrapper's own `state_dict` has more than the optimizer inside: state that comes at its first step, perhaps."""
+    """Return whether a wrapper's own `state_dict` has more than the optimizer inside.
+
+    If its code reads an attribute that is no object, it adds that, perhaps from the first step on.
+    """
+    code = getattr(getattr(type(wrapper), "state_dict", None), "__code__", None)
+    read = [getattr(wrapper, "__dict__", {}).get(name) for name in code.co_names] if code else []
+    if any(isinstance(each, _STATE) for each in read):
+        return True
     try:
         return bool(wrapper.state_dict().keys() - inside.state_dict().keys())
     except REFUSALS:

@@ -9,7 +9,8 @@ step, which is no news at a restart. An option that was another one at `register
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from ...inventory.frozen import Forms, freeze
 from ...memory_access import copy_into
 from ..values import REFUSALS, error_text
 
+log = logging.getLogger("spotguard")
+
 #: Changed options that a warning names.
 _NAMED = 3
 
@@ -32,6 +35,66 @@ def options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a copy of the groups' options, without the parameters."""
     forms = Forms(objects=True)
     return [{key: freeze(each, forms) for key, each in group.items() if key != "params"} for group in groups]
+
+
+class FirstMoves:
+    """The first change of each option in the run. A schedule that gets back to it right behind a restore has begun anew.
+
+    Looks at boundaries 0, 1, 2, 4, 8 and so on see the same first change of a schedule in both lives, by step or by epoch.
+
+    Args:
+        name: the optimizer's registered name.
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
+        self._name, self._optimizer = name, optimizer
+        #: The path of an option -> its value before its first change, and the one behind that.
+        self.seen: dict[str, list[Any]] = {}
+        #: Whether a pass over the data begins, and with it a schedule within the pass. The registry sets it.
+        self.begins: Callable[[], bool] = lambda: False
+        self._from: dict[str, Any] | None = None
+        self._moved: set[str] = set()
+
+    def restored(self, seen: dict[str, list[Any]]) -> None:
+        """Begin from the options of a checkpoint, whose run had these first changes."""
+        self.seen, self._from, self._moved = dict(seen), None, set()
+
+    def begin(self) -> None:
+        """Change nothing: `restored` has begun anew, before the first look."""
+
+    def look(self) -> None:
+        """Note first changes, and warn about an option that is at the run's beginning again."""
+        now, anew = self._numbers(), []
+        if self._from is None:
+            self._from = now
+            self._moved = {*now} if self.seen and self.begins() else set()
+        for path, value in now.items():
+            before = self._from.get(path, value)
+            if path in self._moved or value == before:
+                continue
+            self._moved.add(path)
+            first = self.seen.setdefault(path, [before, value])
+            if value in first and before not in first:
+                anew.append(f"{self._name}.{path} ({before} when restored, {value} now)")
+        if anew:
+            more = f" and {len(anew) - 1} more" if len(anew) > 1 else ""
+            log.warning(
+                "%s%s has a value of the run's beginning again, so its schedule has begun anew and the resumed run is another one, unless "
+                "it follows from the step's number; register what sets it, with a state_dict() and a load_state_dict() [SG425]",
+                anew[0],
+                more,
+            )
+
+    def _numbers(self) -> dict[str, Any]:
+        return {
+            f"param_groups[{at}]['{key}']": value.item() if isinstance(value, torch.Tensor) else value
+            for at, group in enumerate(self._optimizer.param_groups)
+            for key, value in group.items()
+            if type(value) in (int, float)
+            or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta)
+            or (type(value) is tuple and {*map(type, value)} <= {int, float})
+        }
 
 
 def changed_since(

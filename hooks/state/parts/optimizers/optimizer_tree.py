@@ -108,7 +108,7 @@ def _numbers(value: Any, least: int) -> bool:
 # --- the saved tree, its form, and a check of that form ---
 #
 # The tree refers to parameters by name. It has `param_groups` with their options, those options that were others at
-# `register` (`registered`), the flags of parameters that need a gradient since then, or need none since then (`turned`), which
+# `register` (`registered`), the first change of each (`moved`), the flags of parameters that need a gradient since then, or need none since then (`turned`), which
 # parameters of the groups have `gradients` (one character for each), the `state` of each parameter, and under `other` the values
 # with keys of the optimizer's own. `on_host` names the tensors that were in host memory.
 # `shards` and `placed` record where `factors` are. `plain` names tensors that may be factors although they have their
@@ -147,6 +147,8 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         wrong = "turned"
     elif not gradients.well_formed(tree.get("gradients", "")):
         wrong = "gradients"
+    elif not all(type(path) is str and _is_pair(values) for path, values in _items(tree.get("moved", {}))):
+        wrong = "moved"
     elif not (isinstance(state, dict) and _words(list(state))):
         wrong = "state"
     elif not _words(on_host):
@@ -167,6 +169,10 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, dict) else [(value, value)]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
 
 
 def _words(value: Any) -> bool:

@@ -236,8 +236,8 @@ def looked_through() -> tuple[dict[str, Any], Loop]:
 
 def wrapped_unregistered() -> tuple[dict[str, Any], Loop]:
     """The optimizer inside is registered, and the loop steps the wrapper."""
-    values, loop = ema_optimizer()
-    return {**values, "ema": values["ema"].inner}, loop
+    values, loop = looked_through()
+    return {**values, "oa": values["oa"].optimizer}, loop
 
 
 def two_phases() -> tuple[dict[str, Any], Loop]:

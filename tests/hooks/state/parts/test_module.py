@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.ao import quantization
+from torch.nn.utils import prune
 
 from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.providers.errors import StateError
 from spotguard.providers.stores.file import FileStore
+from tests.fakes.loops import said
 from tests.fakes.training import Job, bits, different, guarded, seed, small, step_on, trajectory
+from tests.hooks.state.parts.optimizers.test_optimizer import saved_and_resumed
 
 pytestmark = pytest.mark.torch
 
@@ -303,3 +307,46 @@ def test_a_buffer_that_goes_away_is_noticed(folder: Path) -> None:
         setattr(module, "odd", None)  # noqa: B010 - as a script does it
         with pytest.raises(StateError, match=r"model\.odd was a tensor"):
             guard.save()
+
+
+# --- masks and observers --------------------------------------------------------------------------------------
+
+
+def pruned(number: int, model: nn.Sequential) -> None:
+    """Prune more, twice."""
+    if number in (1, 3):
+        prune.l1_unstructured(model[0], "weight", 0.2, importance_scores=model[0].weight_orig)
+
+
+MASKS_AND_OBSERVERS: dict[str, Callable[[], nn.Module]] = {
+    "mask": lambda: prune.l1_unstructured(nn.Linear(6, 6), "weight", 0.1),
+    "MinMaxObserver": quantization.MinMaxObserver,
+    "HistogramObserver": quantization.HistogramObserver,
+    "FakeQuantize": quantization.FakeQuantize,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", MASKS_AND_OBSERVERS)
+def test_masks_and_observers_come_back(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pruning that goes on, and ranges that forward collects, are in buffers."""
+
+    def make() -> Job:
+        seed()
+        special = MASKS_AND_OBSERVERS[kind]()
+        model = nn.Sequential(special if kind == "mask" else nn.Linear(6, 6), nn.Tanh())
+        if kind != "mask":
+            model.append(special)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(number: int) -> None:
+            if kind == "mask":
+                pruned(number, model)
+            optimizer.zero_grad()
+            model(torch.randn(5, 6) * (number + 1)).square().mean().backward()
+            optimizer.step()
+
+        return Job({"model": model, "optimizer": optimizer}, step)
+
+    saved_and_resumed(make, folder)
+    assert said(caplog) == []

@@ -129,6 +129,57 @@ def test_a_wrapper_that_keeps_something_is_copied_at_boundaries(
     assert "torch's hooks do not reach optimizer (WithMean)" in caplog.text
 
 
+def test_wrapper_that_gives_its_state_once_it_has_some_is_copied(folder: Path) -> None:
+    """At `register` it gives the inner optimizer's alone."""
+
+    class Late(foreign.Accelerated):
+        def __init__(self, optimizer: Optimizer) -> None:
+            super().__init__(optimizer)
+            self.means: list[torch.Tensor] = []
+
+        def state_dict(self) -> dict[str, Any]:
+            inner = super().state_dict()
+            return {**inner, "means": self.means} if self.means else inner
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.optimizer.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+            self.means = state_dict.get("means", [])
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            grads = [p.grad for group in self.param_groups for p in group["params"]]
+            self.means = [m.lerp(g, 0.1) for m, g in zip(self.means or grads, grads, strict=True)]
+            for grad, mean in zip(grads, self.means, strict=True):
+                grad.copy_(mean)
+            super().step(closure)
+
+    saved_and_resumed(lambda: wrapped(lambda model: Late(adam(model))), folder)
+
+
+def test_numbers_that_a_wrapper_keeps_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line, wherever they are. One that stays the same is no state."""
+
+    class Clipped(foreign.Accelerated):
+        def __init__(self, optimizer: Optimizer) -> None:
+            super().__init__(optimizer)
+            self.history: list[float] = []
+            self.largest, self.total = 1.0, {"norm": 0.0}
+
+        def step(self, closure: Any = None) -> Any:
+            params = [p for group in self.param_groups for p in group["params"]]
+            self.history.append(float(nn.utils.clip_grad_norm_(params, self.largest)))
+            if len(self.history) > 1:
+                self.total["norm"] += self.history[-1]
+            super().step(closure)
+
+    job = wrapped(lambda model: Clipped(adam(model)))
+    with guarded(folder, job.values) as guard:
+        guard.restore()
+        step_on(guard, job, *range(5))
+    (line,) = [each for each in caplog.messages if "is in no state_dict()" in each]
+    assert line.startswith("optimizer.history (and 1 more) changes during training")
+
+
 def test_a_wrapper_that_moves_weights_before_the_step_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
     """It looks like one that adds nothing, and what it does in front of the hook is an edit between two boundaries."""
 

@@ -1,0 +1,350 @@
+"""Wrappers, schedulers and schedules of a registered optimizer that are not registered: each is named in one line, and exact loops log nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+
+from tests.fakes import foreign_optimizers as foreign
+from tests.fakes.loops import said
+from tests.fakes.training import Job, guarded, seed, step_on
+from tests.fakes.watched_store import WatchedStore
+
+pytestmark = pytest.mark.torch
+
+#: Makes something of the registered optimizer, and returns what the loop calls in each turn.
+Make = Callable[[Optimizer], Any]
+
+
+class Around:
+    """A wrapper that is no `Optimizer`, in the manner of own code."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+        self.begin()
+
+    def begin(self) -> None: ...
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def params(self) -> list[torch.Tensor]:
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+
+class SlowInDict(Around):
+    def begin(self) -> None:
+        self.slow = {p: p.detach().clone() for p in self.params()}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+        for param, slow in self.slow.items():
+            param.copy_(slow.lerp_(param, 0.5))
+
+
+class LateAverage(Around):
+    def begin(self) -> None:
+        self.mean: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        grads = [p.grad for p in self.params() if p.grad is not None]
+        before = self.mean or grads
+        self.mean = [m.lerp(g, 0.1) for m, g in zip(before, grads, strict=True)]
+        super().step()
+
+
+class Clipping(Around):
+    def begin(self) -> None:
+        self.norms: deque[float] = deque(maxlen=4)
+
+    def step(self) -> None:
+        largest = max(self.norms, default=1.0)
+        self.norms.append(float(nn.utils.clip_grad_norm_(self.params(), largest)))
+        super().step()
+
+
+class Feedback(Around):
+    def begin(self) -> None:
+        self.error = [torch.zeros_like(p) for p in self.params()]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for param, error in zip(self.params(), self.error, strict=True):
+            assert param.grad is not None
+            whole = param.grad + error
+            param.grad.copy_(whole.sign() * whole.abs().mean())
+            error.copy_(whole - param.grad)
+        super().step()
+
+
+class Warmup(Around):
+    def begin(self) -> None:
+        self.number = 0
+
+    def step(self) -> None:
+        self.number += 1
+        self.inner.param_groups[0]["lr"] = 0.1 * min(1.0, self.number / 4)
+        super().step()
+
+
+class Scratch(Around):
+    """Has the same numbers at each boundary."""
+
+    def begin(self) -> None:
+        self.pending, self.sizes = 0, [p.numel() for p in self.params()]
+
+    def step(self) -> None:
+        self.pending += 1
+        super().step()
+        self.pending = 0
+
+
+class Trainer(Around):
+    """Wraps no optimizer: it has the model too, and counts what it likes."""
+
+    def begin(self) -> None:
+        self.model, self.number, self.last = nn.Linear(1, 1), 0, torch.zeros(1)
+
+    def step(self) -> None:
+        self.number += 1
+        self.last = self.last + 1
+        super().step()
+
+
+def job_of(make: Make, registered: Callable[[Optimizer, Any], dict[str, Any]]) -> Job:
+    seed()
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    made = make(optimizer)
+
+    def step(number: int) -> None:
+        model.zero_grad()
+        model(torch.randn(5, 6)).square().mean().backward()
+        if hasattr(made, "zero_grad"):
+            made.step()
+            return
+        optimizer.step()
+        if isinstance(made, lr_scheduler.ReduceLROnPlateau):
+            made.step(1.0)
+        elif hasattr(made, "step"):
+            made.step()
+        else:
+            made(number)
+
+    return Job({"model": model, **registered(optimizer, made)}, step)
+
+
+def inner(optimizer: Optimizer, made: Any) -> dict[str, Any]:
+    return {"optimizer": optimizer}
+
+
+def both(optimizer: Optimizer, made: Any) -> dict[str, Any]:
+    return {"optimizer": optimizer, "made": made}
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each for each in said(caplog) if "SG425" in each]
+
+
+def lives(make: Callable[[], Job], cut: int) -> None:
+    """Train to a boundary, save, and go on in another life."""
+    store = WatchedStore()
+    for until in (cut, cut + 5):
+        job = make()
+        with guarded(store, job.values) as guard:
+            step_on(guard, job, *range(guard.restore(), until))
+            guard.save()
+
+
+WRAPPERS: dict[str, tuple[Make, str]] = {
+    "slow weights in a dict": (SlowInDict, "SlowInDict.slow changes"),
+    "average that the first step makes": (LateAverage, "LateAverage.mean changes"),
+    "history of norms": (Clipping, "Clipping.norms changes"),
+    "error feedback": (Feedback, "Feedback.error changes"),
+    "count": (Warmup, "Warmup.number changes"),
+    "Optimizer with a state_dict": (foreign.WithMean, "WithMean.mean changes"),
+    "Optimizer with state of its own": (foreign.Lookahead, "Lookahead.state changes"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_unregistered_wrapper_with_state_is_named_in_one_line(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, expected = WRAPPERS[kind]
+    job = job_of(make, inner)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        step_on(guard, job, *range(9))
+    (line,) = lines(caplog)
+    assert line.startswith(expected)
+    assert "register that object in the optimizer's place" in line
+
+
+@pytest.mark.parametrize("make", [Around, Scratch, Trainer, foreign.Accelerated])
+def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    lives(lambda: job_of(make, inner), cut=4)
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("make", [foreign.WithMean, foreign.Lookahead])
+def test_registered_wrapper_is_not_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    lives(lambda: job_of(make, lambda optimizer, made: {"optimizer": made}), cut=4)
+    assert lines(caplog) == []
+
+
+# --- schedulers of torch --------------------------------------------------------------------------------------
+
+
+class Holder:
+    """Saves what it holds."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> Any:
+        return self.held.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.held.load_state_dict(state)
+
+
+def sequential(optimizer: Optimizer) -> Any:
+    parts = [lr_scheduler.LinearLR(optimizer, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    return lr_scheduler.SequentialLR(optimizer, parts, [3])
+
+
+SCHEDULERS: dict[str, Make] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 100),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 40),
+    "SequentialLR": sequential,
+    "ReduceLROnPlateau": lr_scheduler.ReduceLROnPlateau,
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_unregistered_scheduler_is_named_before_the_first_step(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if it changes nothing yet; and of several in one the outer one."""
+    job = job_of(SCHEDULERS[kind], inner)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        (line,) = lines(caplog)
+        assert line.startswith(f"a scheduler of optimizer is not registered ({kind}), so a resumed run")
+        assert "unless it follows from the step's number" in line
+        step_on(guard, job, *range(9))
+    assert len(lines(caplog)) == 1
+
+
+def test_scheduler_made_after_the_restore_is_named_at_the_first_boundary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = job_of(lambda optimizer: lambda number: None, inner)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        scheduler = lr_scheduler.StepLR(job.values["optimizer"], 100)
+        assert lines(caplog) == []
+        step_on(guard, job, 0)
+    assert [type(scheduler).__name__ in each for each in lines(caplog)] == [True]
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize("holder", [lambda made: made, Holder])
+def test_registered_scheduler_is_not_named(
+    kind: str, holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lives(lambda: job_of(SCHEDULERS[kind], lambda o, made: {"optimizer": o, "made": holder(made)}), cut=4)
+    assert said(caplog) == []
+
+
+def test_scheduler_that_is_gone_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    def probe(optimizer: Optimizer) -> Any:
+        lr_scheduler.StepLR(optimizer, 1)
+        return lambda number: None
+
+    lives(lambda: job_of(probe, inner), cut=4)
+    assert said(caplog) == []
+
+
+# --- schedules of one's own -----------------------------------------------------------------------------------
+
+
+def counted(change: Callable[[dict[str, Any], int], None]) -> Make:
+    """A schedule by a count of its own, which each start begins anew."""
+
+    def make(optimizer: Optimizer) -> Any:
+        number = 0
+
+        def turn(_: int) -> None:
+            nonlocal number
+            number += 1
+            change(optimizer.param_groups[0], number)
+
+        return turn
+
+    return make
+
+
+def by_number(change: Callable[[dict[str, Any], int], None]) -> Make:
+    return lambda optimizer: lambda number: change(optimizer.param_groups[0], number + 1)
+
+
+def decay(group: dict[str, Any], number: int) -> None:
+    group["weight_decay"] = 0.01 + 0.01 * number
+
+
+def momentum(group: dict[str, Any], number: int) -> None:
+    group["betas"] = (0.9, 0.99 - 0.01 * number)
+
+
+def by_epoch(group: dict[str, Any], number: int) -> None:
+    group["lr"] = 0.1 / (1 + number // 3)
+
+
+def halves(group: dict[str, Any], number: int) -> None:
+    group["lr"] = 0.1 / number
+
+
+def alternating(group: dict[str, Any], number: int) -> None:
+    group["lr"] = 0.05 if number % 2 else 0.1
+
+
+@pytest.mark.parametrize(
+    ("option", "change"), [("weight_decay", decay), ("betas", momentum), ("lr", halves), ("lr", by_epoch)]
+)
+def test_schedule_that_begins_anew_is_named_behind_the_restore(
+    option: str, change: Callable[[dict[str, Any], int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    lives(lambda: job_of(counted(change), inner), cut=7)
+    (line,) = lines(caplog)
+    assert line.startswith(f"optimizer.param_groups[0]['{option}'] (")
+    assert "has a value of the run's beginning again" in line
+
+
+@pytest.mark.parametrize("cut", [1, 4, 5, 6, 7])
+@pytest.mark.parametrize("change", [decay, momentum, by_epoch, halves, alternating])
+def test_schedule_by_the_number_of_the_step_is_not_named(
+    change: Callable[[dict[str, Any], int], None], cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    lives(lambda: job_of(by_number(change), inner), cut)
+    assert said(caplog) == []
+
+
+def test_option_that_a_rule_changes_from_what_it_is_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    def shrink(group: dict[str, Any], number: int) -> None:
+        group["lr"] *= 0.9
+
+    lives(lambda: job_of(counted(shrink), inner), cut=5)
+    assert said(caplog) == []
