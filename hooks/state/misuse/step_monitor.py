@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
 from .loop_order import LoopOrder, Misplaced, call_path
-from .unregistered import UnregisteredOptimizer, few, holds, wrappers_on
+from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
 
 log = logging.getLogger("spotguard")
 
@@ -91,7 +91,7 @@ class StepMonitor:
         now: returns monotonic seconds.
         save_at_boundaries: called with the reason when a registered tensor changes outside a registered optimizer's
             step.
-        around: gets the unregistered wrappers of registered optimizers, by the names of their classes.
+        around: gets the unregistered wrappers of registered optimizers, and states of modules' communication hooks, by class.
     """
 
     def __init__(
@@ -191,6 +191,12 @@ class StepMonitor:
             self._others, self._beside, self._stepped, self._carried = {}, {}, set(), {}
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
+            for (
+                value
+            ) in self._values.values():  # DistributedDataParallel keeps (hook, state) of PowerSGD and others
+                for _, state in getattr(value, "_comm_hooks", ()):
+                    if not knows(self._values, state):
+                        self._around.setdefault(type(state).__name__, state)
             self._weights = None if self._registered else _weights_of(self._values)
 
     def boundary(self) -> None:

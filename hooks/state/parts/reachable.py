@@ -14,6 +14,7 @@ three cases.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import gc
 import logging
@@ -217,7 +218,7 @@ def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
 
 
 def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors]) -> ChangingValues:
-    """Return a watch on what objects around registered optimizers keep and no checkpoint has: tensors and numbers.
+    """Return a watch on what objects around registered ones keep and no checkpoint has: tensors and numbers.
 
     Args:
         owners: the objects, by the names of their classes. Training may add to them.
@@ -228,7 +229,8 @@ def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors])
         found = {}
         kept = saved() if owners else SavedTensors(())
         for name, owner in owners.items():
-            for key, value in _dict_of(owner).items():
+            slots = {key: getattr(owner, key, None) for key in copyreg._slotnames(type(owner))}  # type: ignore[attr-defined]
+            for key, value in {**_dict_of(owner), **slots}.items():
                 tensors = () if key in _SCRATCH or key == "param_groups" else tensors_in(value)
                 try:
                     forms = [
@@ -246,8 +248,8 @@ def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors])
     return ChangingValues(
         values,
         1,
-        "%s changes during training, in an object around a registered optimizer that is not registered, so no checkpoint has it: a "
-        "resumed run begins with its initial value; register that object in the optimizer's place, with a state_dict() and a "
+        "%s changes during training, in an object around a registered one that is not registered, so no checkpoint has it: a resumed "
+        "run begins with its initial value; register that object, a wrapper in its optimizer's place, with a state_dict() and a "
         "load_state_dict() that include it [SG425]",
     )
 

@@ -129,7 +129,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
 
     loaders = [part.value for part in parts if isinstance(part, LoaderPart)]
     for part in read:
-        part.moves.begins = lambda: any(each.position == 0 for each in loaders)
+        part.moves.begins = lambda: any(map(_between_passes, loaders))
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)
@@ -157,6 +157,14 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     )
     rng = RngPart(RNG, other_generators())
     return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, changing, beyond)
+
+
+def _between_passes(loader: ResumableLoader) -> bool:
+    taken = loader.progress[1]
+    try:
+        return taken in (0, len(loader))
+    except TypeError:  # a stream has no length
+        return taken == 0
 
 
 def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:

@@ -189,7 +189,7 @@ def test_unregistered_wrapper_with_state_is_named_in_one_line(
         step_on(guard, job, *range(9))
     (line,) = lines(caplog)
     assert line.startswith(expected)
-    assert "register that object in the optimizer's place" in line
+    assert "register that object, a wrapper in its optimizer's place" in line
 
 
 @pytest.mark.parametrize("make", [Around, Scratch, Trainer, foreign.Accelerated])
@@ -202,6 +202,34 @@ def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.
 def test_registered_wrapper_is_not_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     lives(lambda: job_of(make, lambda optimizer, made: {"optimizer": made}), cut=4)
     assert lines(caplog) == []
+
+
+class HookState:
+    """Keeps what compression left over, as PowerSGD's does."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: dict[int, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"error": self.error}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.error = state["error"]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_state_of_a_communication_hook_is_named_unless_it_is_registered(
+    registered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = HookState()
+    job = job_of(lambda optimizer: lambda number: state.error.update({0: torch.ones(2)}), inner)
+    job.values["model"]._comm_hooks = [(print, state), (print, None)]
+    with guarded(WatchedStore(), {**job.values, **({"state": state} if registered else {})}) as guard:
+        guard.restore()
+        step_on(guard, job, *range(5))
+    assert [each.startswith("HookState.error changes") for each in lines(caplog)] == [True] * (not registered)
 
 
 # --- schedulers of torch --------------------------------------------------------------------------------------
