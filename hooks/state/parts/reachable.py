@@ -181,6 +181,8 @@ class ChangingValues:
                     told.append(name)
         self._told |= {name.rpartition(".")[0] for name in told}
         self._seen = now
+        if told:
+            log.warning(self._message, told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
 
 
 def counts(owners: Sequence[tuple[str, object]]) -> ChangingValues:
