@@ -148,7 +148,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             [(n, each) for n, w in wrappers.items() for each in around(w)]
             + [(p.name, p.optimizer) for p in read]
         ),
-        others_keep(beyond, lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())])),
+        others_keep(
+            beyond, lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())])
+        ),
         attributes(
             {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},
             [m for v in values.values() if hasattr(type(v), "saved_modules") for m in v.saved_modules],
