@@ -213,7 +213,9 @@ class UnregisteredSchedulers:
             return
         found = self._schedulers()
         self._looks = 0 if found else self._looks
-        below = {id(one) for each in found for held in vars(each).values() for one in (held, *_inside(held))}
+        below = {
+            id(one) for each in found for held in vars(each).values() for one in (held, *_within(held, 1))
+        }
         found = [each for each in found if id(each) not in below and not knows(self._values, each)]
         if found:
             log.warning(
