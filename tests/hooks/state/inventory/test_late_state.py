@@ -32,7 +32,7 @@ class Centered(nn.Module):
         y = self.layer(x)
         mean = y.detach().mean(0).to(self.dtype)
         self.center = mean if self.center is None else 0.5 * self.center + 0.5 * mean
-        self.scratch = y.detach()
+        self.scratch = torch.ones(2) if self.scratch is None else self.scratch
         centered: torch.Tensor = y - self.center.float()
         return centered
 
