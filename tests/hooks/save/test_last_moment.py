@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -224,19 +225,29 @@ def test_a_notice_whose_save_fails_deletes_nothing() -> None:
         assert {verb for verb, _ in store.calls} == {"put"}
 
 
+class Full(WatchedStore):
+    """Has no room for a manifest while it is full."""
+
+    full = False
+
+    def put(self, key: str, *rest: Any, **options: Any) -> None:
+        if self.full and is_manifest(key):
+            raise FullError("no manifest")
+        super().put(key, *rest, **options)
+
+
 def test_leftovers_of_a_dead_attempt_go_with_the_next_commit() -> None:
     """Its last save never ended; the next start trains on, and has something newer in the store."""
-    store = WatchedStore()
+    store = Full()
     with trained(store) as (guard, job, heard):
         guard.save()
         step_on(guard, job, 2)
-        store.calls.clear()
-        store.faults = [Fault(2, verbs=("put",), error=lambda: FullError("no manifest"))]
+        store.full = True
         guard._agent.hear(notice())
         assert heard.wait(protocol.Failed).last_step == 2
         orphans = {key for key in store.objects if "/000000003-0001-" in key}
         assert len(orphans) == 2
-        store.faults = []
+        store.full = False
         guard._agent.hear(protocol.Withdrawn("n1"))
     job = small()
     with guarded(store, job.values) as guard:

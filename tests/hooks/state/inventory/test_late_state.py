@@ -21,6 +21,7 @@ class Centered(nn.Module):
     """Has no center before its first batch."""
 
     center: Any
+    scratch: Any
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
