@@ -116,6 +116,8 @@ class StepMonitor:
         self.idle, self._stepped_last = False, set[int]()
         #: By the id of an optimizer that did not step in an earlier turn: a parameter, and the gradient that the turn left there.
         self._carried: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        #: By such a parameter, its gradient in the last step that was checked. The reference keeps its id from being reused.
+        self._stepped_on: dict[torch.Tensor, torch.Tensor | None] = {}
         #: The ids of the optimizers whose steps the monitor only counts.
         self._quiet: frozenset[int] = frozenset()
         self._others: dict[int, UnregisteredOptimizer] = {}
@@ -188,7 +190,8 @@ class StepMonitor:
         with self._lock:
             self._restored, self.marked, self.steps = True, False, 0
             self._since, self._look_at = self._now(), max(_STEPS, _TIMES * self._most)
-            self._others, self._beside, self._stepped, self._carried = {}, {}, set(), {}
+            self._others, self._beside, self._stepped = {}, {}, set()
+            self._carried, self._stepped_on = {}, {}
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
             for (
@@ -244,8 +247,12 @@ class StepMonitor:
     def _see(self, optimizer: Optimizer, key: int, closure: bool) -> None:
         if key in self._carried:
             param, gradient = self._carried.pop(key)
+            before, self._stepped_on[param] = self._stepped_on.get(param), param.grad
             if (
                 param.grad is gradient
+                # One that outlives a step is zeroed in place, and may have been since the boundary: nothing tells.
+                and before is not None
+                and before is not gradient
                 and not closure
                 and self._order is None
                 and not self._misuse.get("order")

@@ -48,13 +48,6 @@ def cleared_at_the_first_batch(pair: Pair, scaler: torch.amp.GradScaler, number:
         both(pair, "step")
 
 
-def zeros_after_each_step(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
-    backward(pair, number)
-    if number % 4 == 3:
-        both(pair, "step")
-        both(pair, "zero_grad", set_to_none=False)
-
-
 def a_second_optimizer(pair: Pair, scaler: torch.amp.GradScaler, number: int, every: int = 3) -> None:
     pair.oa.zero_grad()
     backward(pair, number)
@@ -92,11 +85,16 @@ def all_batches_in_a_turn(pair: Pair, scaler: torch.amp.GradScaler, number: int)
     pair.ob.zero_grad()
 
 
-def a_bad_batch(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
-    both(pair, "zero_grad")
+def a_bad_batch(
+    pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True, late: bool = False
+) -> None:
+    if not late:
+        both(pair, "zero_grad", set_to_none=none)
     backward(pair, number)
     if number % 4:  # a loss that is not finite
         both(pair, "step")
+    if late:
+        both(pair, "zero_grad", set_to_none=none)
 
 
 def a_scaler_that_skips(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
@@ -117,15 +115,25 @@ def a_turn_without_backward(pair: Pair, scaler: torch.amp.GradScaler, number: in
         both(pair, "step")
 
 
-def a_generator_that_steps_at_times(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+def a_generator_that_steps_at_times(
+    pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True
+) -> None:
     """The critic's turns leave gradients to the generator, which clears them before its own."""
-    pair.ob.zero_grad()
+    pair.ob.zero_grad(set_to_none=none)
     backward(pair, number)
     pair.ob.step()
     if number % 5 == 4:
-        pair.oa.zero_grad()
+        pair.oa.zero_grad(set_to_none=none)
         backward(pair, number)
         pair.oa.step()
+
+
+def alternating(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    """Each turn leaves gradients to the optimizer of the next one, which zeroes them in place."""
+    optimizer = pair.ob if number % 2 else pair.oa
+    optimizer.zero_grad(set_to_none=False)
+    backward(pair, number)
+    optimizer.step()
 
 
 def a_closure(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
@@ -143,7 +151,6 @@ def a_closure(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
 INEXACT: dict[str, tuple[Step, str]] = {
     "batches as turns": (batches_as_turns, "oa"),
     "cleared at the first batch": (cleared_at_the_first_batch, "oa"),
-    "zeros after each step": (zeros_after_each_step, "oa"),
     "a second optimizer": (a_second_optimizer, "ob"),
     "a second optimizer, at every other turn": (partial(a_second_optimizer, every=2), "ob"),
     "behind a scaler": (behind_a_scaler, "oa"),
@@ -152,9 +159,13 @@ INEXACT: dict[str, tuple[Step, str]] = {
 EXACT: dict[str, Step] = {
     "all batches in a turn": all_batches_in_a_turn,
     "a bad batch": a_bad_batch,
+    "a bad batch, zeroed in place": partial(a_bad_batch, none=False),
+    "a bad batch, zeroed in place after the step": partial(a_bad_batch, none=False, late=True),
     "a scaler that skips": a_scaler_that_skips,
     "a turn without backward": a_turn_without_backward,
     "a generator that steps at times": a_generator_that_steps_at_times,
+    "a generator zeroed in place": partial(a_generator_that_steps_at_times, none=False),
+    "alternating": alternating,
     "a closure": a_closure,
 }
 
