@@ -165,8 +165,7 @@ def wrappers_on(
 
 
 def wraps(owner: object, optimizer: Optimizer) -> bool:
-    held = getattr(owner, "__dict__", {}).values()
-    trains = any(isinstance(each, (nn.Module, DataLoader)) for each in held)
+    trains = any(isinstance(each, (nn.Module, DataLoader)) for each in _within(owner, 2))
     return (
         owner is not optimizer
         and not isinstance(owner, _OPAQUE)

@@ -14,7 +14,6 @@ three cases.
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import gc
 import logging
@@ -32,6 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..inventory import objects
 from ..inventory.inner_tensors import inner
 from ..inventory.walk import ATOMS, reach, tensors_in
 from ..memory_access import unreadable
@@ -219,20 +219,25 @@ def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
     return (len(value), *numbers) if numbers else ()
 
 
-def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors]) -> ChangingValues:
-    """Return a watch on what objects around registered ones keep and no checkpoint has: tensors and numbers.
+def others_keep(
+    owners: Mapping[str, object], saved: Callable[[], SavedTensors], registered: Collection[object]
+) -> ChangingValues:
+    """Return a watch on what objects around registered ones keep and no checkpoint has: tensors, and containers of numbers.
+
+    A bare number there is mostly shown (the last norm) or follows from the step's number.
 
     Args:
         owners: the objects, by the names of their classes. Training may add to them.
         saved: returns the tensors that a checkpoint has.
+        registered: the registered values; containers among them and in them are saved.
     """
 
     def values() -> dict[str, Any]:
         found = {}
         kept = saved() if owners else SavedTensors(())
+        known = {id(each) for value in registered if owners for each in (value, *_held(value))}
         for name, owner in owners.items():
-            slots = {key: getattr(owner, key, None) for key in copyreg._slotnames(type(owner))}  # type: ignore[attr-defined]
-            for key, value in {**_dict_of(owner), **slots}.items():
+            for key, value in objects.attributes(owner).items():
                 tensors = () if key in _SCRATCH or key == "param_groups" else tensors_in(value)
                 try:
                     forms = [
@@ -240,7 +245,8 @@ def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors])
                         for t in tensors
                         if _counts(t) and not kept.has(t)
                     ]
-                    numbers = () if key in _NOT_COUNTS else _numbers(value)
+                    own = isinstance(value, (list, deque, dict)) and id(value) not in known
+                    numbers = _numbers(value) if own and key not in _NOT_COUNTS else ()
                 except RuntimeError:  # a circle, or another thread changes it
                     continue
                 if forms or numbers:
@@ -256,12 +262,17 @@ def others_keep(owners: Mapping[str, object], saved: Callable[[], SavedTensors])
     )
 
 
+def _held(value: object) -> Iterable[object]:
+    return (value if isinstance(value, dict) else objects.attributes(value)).values()
+
+
 def attributes(modules: Mapping[str, nn.Module], saved: Collection[object] = ()) -> ChangingValues:
-    """Return a watch on what modules keep and `state_dict()` leaves out: tensors and numbers in attributes, `training`, and
-    buffers that are not persistent.
+    """Return a watch on what modules keep and `state_dict()` leaves out: tensors and numbers in attributes, and buffers that
+    are not persistent.
 
     A table is made once, and state changes with each step. The watch waits for two changes in a row: tables are made
-    in the first forward, or grow.
+    in the first forward, or grow. It leaves out `training`, which scripts set before each use, and modules that save more
+    than tensors (`get_extra_state`).
 
     Args:
         modules: by registered name, the modules whose `state_dict()` is torch's.
@@ -274,9 +285,9 @@ def attributes(modules: Mapping[str, nn.Module], saved: Collection[object] = ())
             f"{name}.{prefix}.{key}".replace("..", "."): form
             for name, module in modules.items()
             for prefix, each in module.named_modules()
-            if id(each) not in known
+            if id(each) not in known and type(each).get_extra_state is nn.Module.get_extra_state
             for key, value in (*vars(each).items(), *each._buffers.items())
-            if key not in each._buffers or key in each._non_persistent_buffers_set
+            if key != "training" and (key not in each._buffers or key in each._non_persistent_buffers_set)
             if (form := _form(value)) is not None
         }
 

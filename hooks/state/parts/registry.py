@@ -114,8 +114,8 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
                 and not part.live.untyped_storage().resizable()
             ):
                 # torch counts no change through numpy. A replay buffer changes in the middle of a turn, beside a save.
-                boundary_only = (
-                    boundary_only or f"{name} is the memory of a numpy array, which may change at any moment"
+                boundary_only = boundary_only or (
+                    f"{name} is memory that torch does not own (a numpy array's, a file's), which may change at any moment"
                 )
         if is_like_optimizer(value):
             if isinstance(value, Optimizer) and can_be_hooked(value):
@@ -149,7 +149,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             + [(p.name, p.optimizer) for p in read]
         ),
         others_keep(
-            beyond, lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())])
+            beyond,
+            lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())]),
+            values.values(),
         ),
         attributes(
             {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,13 +89,24 @@ class Feedback(Around):
         super().step()
 
 
-class Warmup(Around):
+class Shown(Around):
+    """Keeps bare numbers, which are shown or follow from others."""
+
     def begin(self) -> None:
-        self.number = 0
+        self.number, self.norm = 0, 0.0
 
     def step(self) -> None:
         self.number += 1
-        self.inner.param_groups[0]["lr"] = 0.1 * min(1.0, self.number / 4)
+        self.norm = float(nn.utils.clip_grad_norm_(self.params(), 1.0))
+        super().step()
+
+
+class Counted(Around):
+    def begin(self) -> None:
+        self.notes = {"number": 0}
+
+    def step(self) -> None:
+        self.notes["number"] += 1
         super().step()
 
 
@@ -120,6 +132,20 @@ class Trainer(Around):
         self.number += 1
         self.last = self.last + 1
         super().step()
+
+
+class TrainerOfSeveral(Trainer):
+    def begin(self) -> None:
+        super().begin()
+        self.nets = {"one": self.model}
+        del self.model
+
+
+class TrainerWithNamespace(Trainer):
+    def begin(self) -> None:
+        super().begin()
+        self.run = SimpleNamespace(model=self.model)
+        del self.model
 
 
 def job_of(make: Make, registered: Callable[[Optimizer, Any], dict[str, Any]]) -> Job:
@@ -170,9 +196,9 @@ def lives(make: Callable[[], Job], cut: int) -> None:
 WRAPPERS: dict[str, tuple[Make, str]] = {
     "slow weights in a dict": (SlowInDict, "SlowInDict.slow changes"),
     "average that the first step makes": (LateAverage, "LateAverage.mean changes"),
+    "count in a dict": (Counted, "Counted.notes changes"),
     "history of norms": (Clipping, "Clipping.norms changes"),
     "error feedback": (Feedback, "Feedback.error changes"),
-    "count": (Warmup, "Warmup.number changes"),
     "Optimizer with a state_dict": (foreign.WithMean, "WithMean.mean changes"),
     "Optimizer with state of its own": (foreign.Lookahead, "Lookahead.state changes"),
 }
@@ -192,7 +218,9 @@ def test_unregistered_wrapper_with_state_is_named_in_one_line(
     assert "register that object, a wrapper in its optimizer's place" in line
 
 
-@pytest.mark.parametrize("make", [Around, Scratch, Trainer, foreign.Accelerated])
+@pytest.mark.parametrize(
+    "make", [Around, Scratch, Shown, Trainer, TrainerOfSeveral, TrainerWithNamespace, foreign.Accelerated]
+)
 def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     lives(lambda: job_of(make, inner), cut=4)
     assert said(caplog) == []
@@ -202,6 +230,16 @@ def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.
 def test_registered_wrapper_is_not_named(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     lives(lambda: job_of(make, lambda optimizer, made: {"optimizer": made}), cut=4)
     assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("notes", [lambda made: made.notes, lambda made: {"of": made.notes}])
+def test_container_of_a_wrapper_that_is_registered_is_not_named(
+    notes: Callable[[Any], dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    lives(
+        lambda: job_of(Counted, lambda optimizer, made: {"optimizer": optimizer, "notes": notes(made)}), cut=4
+    )
+    assert said(caplog) == []
 
 
 class HookState:
