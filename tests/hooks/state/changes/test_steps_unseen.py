@@ -46,4 +46,4 @@ def test_a_large_array_of_numpy_has_saves_wait_for_boundaries(own: bool, nbytes:
     replay = torch.zeros(nbytes // 4) if own else torch.from_numpy(array)
     values = {"model": model, "optimizer": optimizer, "replay": replay}
     with closing(State(values, lambda frame: None)) as state:
-        assert ("replay is the memory of a numpy array" in state.boundary_only) is waits
+        assert ("replay is memory that torch does not own" in state.boundary_only) is waits
