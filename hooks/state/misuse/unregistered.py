@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from ..inventory.objects import attributes
 from ..inventory.walk import reach
 from ..parts.module_entries import name_of
 from ..parts.wrappers import is_like_optimizer
@@ -133,10 +134,12 @@ def _inside(value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | list | tuple):
         if len(value) <= _LONG:
             held = value.values() if isinstance(value, dict) else value
+    elif isinstance(value, MethodType) and isinstance(value.__self__, LRScheduler):
+        held = (value.__self__,)
     elif not isinstance(value, _OPAQUE):
         # An optimizer's moments are many, and contain no optimizers.
         left_out = ("state", "param_groups") if isinstance(value, Optimizer) else ()
-        held = (each for name, each in getattr(value, "__dict__", {}).items() if name not in left_out)
+        held = (each for name, each in attributes(value).items() if name not in left_out)
     return (("", each) for each in [*held])
 
 

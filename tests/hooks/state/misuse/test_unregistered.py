@@ -274,7 +274,9 @@ def test_state_of_a_communication_hook_is_named_unless_it_is_registered(
 
 
 class Holder:
-    """Saves what it holds."""
+    """Saves what it holds, in a slot."""
+
+    __slots__ = ("held",)
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -284,6 +286,13 @@ class Holder:
 
     def load_state_dict(self, state: Any) -> None:
         self.held.load_state_dict(state)
+
+
+class MethodHolder:
+    """Saves what it holds by methods alone."""
+
+    def __init__(self, held: Any) -> None:
+        self.state_dict, self.load_state_dict = held.state_dict, held.load_state_dict
 
 
 def sequential(optimizer: Optimizer) -> Any:
@@ -327,7 +336,7 @@ def test_scheduler_made_after_the_restore_is_named_at_the_first_boundary(
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-@pytest.mark.parametrize("holder", [lambda made: made, Holder])
+@pytest.mark.parametrize("holder", [lambda made: made, Holder, MethodHolder])
 def test_registered_scheduler_is_not_named(
     kind: str, holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
