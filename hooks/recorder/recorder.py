@@ -156,7 +156,8 @@ class RunRecorder(GuardRecorder):
         census = self._census()
         if self._loaded != len(sys.modules):
             self._loaded = len(sys.modules)
-            self._write("code", script=own_script(), files=running_code(), versions=versions())
+            facts = {"script": own_script(), "arguments": sys.argv[1:], "files": running_code()}
+            self._write("code", **facts, versions=versions())
         state = self._registered.items()
         moved, known = self._moved(census)
         for optimizer, facts in known.items():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from spotguard.prove import copies
 from spotguard.prove.copies import Original, beside, check_size, copy, links, written
 from spotguard.providers.errors import UsageError
 
@@ -46,6 +48,25 @@ def test_written_files_are_those_that_are_not_as_in_the_original(folder: Path, t
     (at / "spotguard-checkpoints").mkdir()
     (at / "spotguard-checkpoints" / "chunk").touch()
     assert [*written(original, at)] == ["best.pt", "src/data.py"]
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_a_written_file_that_cannot_be_read_is_left_out(
+    folder: Path, tmp_path: Path, error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script may not read it, or it vanishes. Root reads everything, so the error is played."""
+    original, at = Original(folder), tmp_path / "copy"
+    copy(original, at)
+    (at / "a.lock").touch()
+    (at / "best.pt").touch()
+
+    def opened(path: str, mode: str) -> IO[bytes]:
+        if path.endswith("a.lock"):
+            raise error
+        return open(path, mode)
+
+    monkeypatch.setattr(copies, "open", opened, raising=False)
+    assert [*written(original, at)] == ["best.pt"]
 
 
 def test_folders_that_are_only_read_are_linked_to(folder: Path, tmp_path: Path) -> None:

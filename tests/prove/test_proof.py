@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,26 +27,33 @@ def trial(tmp_path: Path) -> ProofRequest:
 
 def kept(trial: ProofRequest, script: str, *code: str) -> tuple[str, dict[str, object]]:
     """Return what `prove` says of the file, and the file's proofs, for a life in a copy of the working directory."""
-    copy = trial.original.folder.parent / "copy"
-    record = Record(
-        script=str(copy / script) if script else "", code={str(copy / path): "1" for path in code}
-    )
-    life = Life("plain-1", [record], 0, False, 1.0, OpenedFiles({}), "", copy / "console", copy)
+    copy = Path(f"{trial.original.folder.parent}/copy{trial.original.folder}")
+    ranks = [
+        Record(
+            script=str(copy / script) if script else "",
+            arguments=["--data", f"{copy}/data"],
+            code={os.path.normpath(copy / path): "1"},
+        )
+        for path in code or ("",)
+    ]
+    life = Life("plain-1", ranks, 0, False, 1.0, OpenedFiles({}), "", copy / "console", copy)
     said = _keep(trial, Proof(ProofVerdict.EXACT, 50, 1, {"model": "Linear"}), life)
     path = trial.original.folder / "scripts" / ".spotguard" / "proof.json"
     return said, json.loads(path.read_text())["proofs"] if path.exists() else {}
 
 
-def test_the_verdict_is_kept_beside_the_original_script(trial: ProofRequest) -> None:
-    said, proofs = kept(trial, "scripts/train.py", "scripts/train.py", "src/layers.py")
+def test_the_verdict_is_kept_beside_the_original_script_with_the_code_of_all_ranks(
+    trial: ProofRequest,
+) -> None:
+    said, proofs = kept(trial, "scripts/train.py", "scripts/train.py", "src/layers.py", "../shared.py")
     assert said == str(trial.original.folder / "scripts" / ".spotguard" / "proof.json")
     assert proofs["train.py"] == {
         "verdict": "EXACT",
         "steps": 50,
-        "command": ["python", "scripts/train.py"],
+        "arguments": ["--data", f"{trial.original.folder}/data"],
         "registered": {"model": "Linear"},
         "versions": {},
-        "files": {"train.py": "1", "../src/layers.py": "1"},
+        "files": {"train.py": "1", "../src/layers.py": "1", "../../shared.py": "1"},
     }
     assert not (trial.original.folder.parent / "copy").exists()
 
@@ -58,6 +66,17 @@ def test_a_directory_that_cannot_be_written_is_named_and_no_error(trial: ProofRe
     (trial.original.folder / "scripts" / ".spotguard").write_text("")
     said, _ = kept(trial, "nowhere/train.py")
     assert said.startswith("not kept for the script's next starts: ")
+
+
+def test_a_proof_file_of_another_format_is_named_and_no_error(trial: ProofRequest) -> None:
+    path = trial.original.folder / "scripts" / ".spotguard" / "proof.json"
+    path.parent.mkdir()
+    path.write_text('{"format": 2, "proofs": {}}')
+    said, proofs = kept(trial, "scripts/train.py")
+    assert (said, proofs) == (
+        f"not kept for the script's next starts: {path} is not a proof file of format 1",
+        {},
+    )
 
 
 class Trained(Scripted):
@@ -108,7 +127,7 @@ def test_the_number_of_runs_is_told_before_the_first_and_their_time_after_the_se
     assert said[0].startswith(
         "7 runs of up to 50 steps, and up to 12 more around epochs, evaluations and saves; "
     )
-    assert said[3] == "5 more runs, at most about 10 s"
+    assert said[3] == "5 more runs, about 10 s"
     assert len(said) == 2 + 7
 
 
@@ -122,6 +141,19 @@ def test_an_inexact_run_is_told_at_once(trial: ProofRequest, fail_fast: bool, ru
 
 def test_a_file_that_only_a_resumed_run_writes_otherwise_is_listed(trial: ProofRequest) -> None:
     proof, _ = proven(trial, best={"killed": "0.7"})
+    assert (proof.verdict, proof.files_differ) == ("EXACT", ["best.txt"])
+
+
+def test_lines_that_a_killed_run_repeats_are_no_difference(trial: ProofRequest) -> None:
+    """A notice loses no step, so a run that repeats a line after it has trained a step twice."""
+    log = {"plain-1": "1\n2\n3\n", "plain-2": "1\n2\n3\n", "preempted": "1\n2\n3\n"}
+    proof, _ = proven(trial, best={**log, "killed": "1\n2\n2\n3\n"})
+    assert (proof.verdict, proof.files_differ) == ("EXACT", [])
+
+
+def test_lines_that_a_preempted_run_repeats_are_a_difference(trial: ProofRequest) -> None:
+    log = {"plain-1": "1\n2\n3\n", "plain-2": "1\n2\n3\n", "killed": "1\n2\n3\n"}
+    proof, _ = proven(trial, best={**log, "preempted": "1\n2\n2\n3\n"})
     assert (proof.verdict, proof.files_differ) == ("EXACT", ["best.txt"])
 
 

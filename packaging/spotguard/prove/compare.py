@@ -26,6 +26,18 @@ _RESTORED = ("state", "generators")
 _OF_TURN = ("input", "loss")
 _OF_LOOK = ("state", "generators", "modules", "optimizers", "moved")
 
+#: How a person reads the name of an item.
+_KINDS = {
+    "input": "input {} of the model",
+    "loss": "loss {}",
+    "state": "{}",
+    "generators": "generator {}",
+    "modules": "{} (not registered)",
+    "optimizers": "{} (not registered)",
+    "moved": "{} (not registered)",
+    "kept": "{} (not registered)",
+}
+
 #: How the batches of a resumed run relate to those of the undisturbed one.
 Data = Literal["same", "ahead", "behind", "anew", "other", "unseen"]
 #: The largest shift, in batches, at which a run is recognised as ahead or behind.
@@ -51,6 +63,10 @@ class Difference:
     @property
     def is_of_tensors(self) -> bool:
         return self.kind in _OF_TURN or is_tensor(self.plain or self.other)
+
+    @property
+    def words(self) -> str:
+        return _KINDS[self.kind].format(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from spotguard.providers.text import amount
 _FICLONE = 0x40049409
 #: Directories that a copy links to: a program writes nothing there that it reads again.
 _LINKED = frozenset({".git", ".hg", ".tox", "node_modules"})
+#: The most bytes of a file whose lines are told apart.
+_LOG = 2**24
 #: Directories that no life needs.
 _LEFT_OUT = frozenset({STORE_FOLDER, proof_file.FOLDER, "__pycache__"})
 
@@ -179,18 +181,33 @@ def copy(original: Original, to: Path) -> None:
             raise UsageError(_unread(source, error)) from error
 
 
-def written(original: Original, at: Path) -> dict[str, str]:
-    """Return a digest of each file of a copy that is not as in the original, by its path below the copy."""
-    found: dict[str, str] = {}
-    for path, entry in Original(at, original.linked).files():
-        if not entry.is_file(follow_symlinks=False):
-            continue
-        now, source = entry.stat(follow_symlinks=False), original.folder / path
-        before = source.stat() if source.is_file() else None
-        if before is None or (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
-            with open(entry.path, "rb") as file:
-                found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+def written(original: Original, at: Path) -> dict[str, tuple[str, str]]:
+    """Return two digests of each file of a copy that is not as in the original, by its path below the copy.
+
+    The second digest is without the lines that a file repeats, unless it is larger than a log. A file that may not be read is
+    left out.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    with contextlib.suppress(UsageError):  # a directory that may not be read
+        for path, entry in Original(at, original.linked).files():
+            with contextlib.suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and _is_new(entry, original.folder / path):
+                    found[str(path)] = _digests(entry.path)
     return found
+
+
+def _is_new(entry: os.DirEntry[str], source: Path) -> bool:
+    now, before = entry.stat(follow_symlinks=False), source.stat() if source.is_file() else None
+    return before is None or (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns)
+
+
+def _digests(path: str) -> tuple[str, str]:
+    with open(path, "rb") as file:
+        whole = hashlib.file_digest(file, "sha256").hexdigest()
+        if file.tell() > _LOG:
+            return whole, whole
+        file.seek(0)
+        return whole, hashlib.sha256(b"".join(dict.fromkeys(file))).hexdigest()
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -32,16 +32,6 @@ _SUMS = {
     ProofVerdict.INEXACT: "a resumed run trains something else",
     ProofVerdict.UNSURE: "a resume cannot be judged",
 }
-_KINDS = {
-    "input": "input {} of the model",
-    "loss": "loss {}",
-    "state": "{}",
-    "generators": "generator {}",
-    "modules": "{} (not registered)",
-    "optimizers": "{} (not registered)",
-    "moved": "{} (not registered)",
-    "kept": "{} (not registered)",
-}
 _ENDED = {
     "notice": "noticed through `spotguard run` after",
     "preempt": "preempted after",
@@ -209,12 +199,11 @@ def _at(each: Resumed) -> str:
 
 def _first(proof: Proof) -> str:
     first = proof.differences[0]
-    what = _KINDS[first.kind].format(first.name)
     rank = f", rank {first.rank}" if proof.world > 1 else ""
     when = "right after the restore" if first.restored else f"at step {first.step}"
     more = f"; {len(proof.differences) - 1} more differ there" if len(proof.differences) > 1 else ""
     values = f"{first.plain or 'not there'} undisturbed, {first.other or 'not there'} in {proof.where}"
-    return f"{what}, {when}{rank}: {values}{more}"
+    return f"{first.words}, {when}{rank}: {values}{more}"
 
 
 def _why_unsure(proof: Proof) -> str:

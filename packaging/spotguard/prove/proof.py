@@ -169,21 +169,22 @@ def _keep(trial: ProofRequest, proof: Proof, life: Life) -> str:
     if not record.script:
         return ""
 
-    def original(path: str) -> Path:
-        copied = Path(path).is_relative_to(life.workdir)
-        return trial.original.folder / Path(path).relative_to(life.workdir) if copied else Path(path)
+    root = str(life.workdir).removesuffix(str(trial.original.folder))  # it stands for /
+
+    def original(path: str) -> str:
+        return path.replace(root, "")
 
     body = {
         "verdict": str(proof.verdict),
         "steps": proof.steps,
-        "command": redacted(trial.command),
+        "arguments": redacted([original(word) for word in record.arguments]),
         "registered": dict(proof.kinds),
         "versions": dict(record.versions),
     }
-    code = {str(original(path)): digest for path, digest in record.code.items()}
+    code = {original(path): digest for rank in life.records for path, digest in rank.code.items()}
     try:
-        return str(proof_file.write(original(record.script), body, code))
-    except OSError as error:
+        return str(proof_file.write(Path(original(record.script)), body, code))
+    except (OSError, ValueError) as error:
         return f"not kept for the script's next starts: {error}"
 
 
@@ -230,14 +231,14 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[
             *series.around_events(plain[0], steps),
         ]
         runs = sum(len(each.actions) for each in disturbed)
-        most = lived.seconds(disturbed, max(first.seconds, second.seconds))
-        say(f"{runs} more runs, at most about {ago(most)}")
+        seconds = lived.seconds(disturbed, max(first.seconds, second.seconds))
+        say(f"{runs} more runs, about {ago(seconds)}")
 
         def judge(life: Life) -> str:
             if life.failed or any(record.elsewhere for record in life.records):
                 return life.failed or "it restores another run"
             found = _first(_compared(life, plain, left_out))
-            return f"{found[0].name} differs at step {found[0].step}" if found else ""
+            return f"{found[0].words} differs at step {found[0].step}" if found else ""
 
         lived.run(disturbed, judge, fail_fast=trial.fail_fast)
         _compare_resumed(lived, proof, plain, left_out, around)
@@ -333,11 +334,20 @@ def _compared(life: Life, plain: Sequence[Record], left_out: Sequence[Unsteady])
 
 
 def _files_that_differ(lived: SeriesRunner) -> list[str]:
-    """Return files that both undisturbed series wrote alike, and a completed series otherwise."""
+    """Return files that both undisturbed series wrote alike, and a completed series otherwise.
+
+    Lines that a killed run repeats do not count: it trains the steps behind its checkpoint again, and appends them to its log again.
+    """
     first, second = (lived.written.get(each.name, {}) for each in series.UNDISTURBED)
-    alike = {path: digest for path, digest in first.items() if second.get(path) == digest}
+    alike = {path: written for path, written in first.items() if second.get(path) == written}
     return sorted(
-        {path for of in lived.written.values() for path, digest in alike.items() if of.get(path) != digest}
+        path
+        for path, written in alike.items()
+        if any(
+            path not in of
+            or not (of[path] == written or (name == series.KILLED and of[path][1] == written[1]))
+            for name, of in lived.written.items()
+        )
     )
 
 

@@ -82,6 +82,8 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
     #: The path of the script; "" if the process has none.
     script: str = ""
+    #: The words behind the script.
+    arguments: Sequence[str] = ()
     #: Completed steps at the start; None if the rank never called `restore`.
     began: int | None = None
     #: Number of loaders' iterators that were made before `restore`.
@@ -139,6 +141,7 @@ class Record:
 
     def _code(self, body: Mapping[str, Any]) -> None:
         self.code, self.versions, self.script = body["files"], body["versions"], body["script"]
+        self.arguments = body.get("arguments", ())
 
     def _elsewhere(self, body: Mapping[str, Any]) -> None:
         self.elsewhere = body["run_id"]

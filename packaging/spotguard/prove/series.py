@@ -24,6 +24,8 @@ from .runner import Ground, Life, ProveError, Runner
 
 #: The copy's name in the series' directory.
 _COPY = "work"
+#: The series whose run is ended without a notice.
+KILLED = "killed"
 #: The fewest steps of a run that can be preempted inside.
 FEWEST_STEPS = 3
 #: If more than this share of all turns have an event, it is part of each step: a teacher's forward, a loader of one batch.
@@ -71,7 +73,7 @@ def preempted(plain: Record, steps: int, tries: int) -> LifeSeries:
 
 def killed(steps: int) -> LifeSeries:
     """Return the series in which the machine is lost without a notice, and only a background checkpoint remains."""
-    return LifeSeries("killed", (Action("kill", max(2, steps * 3 // 5)), None), every=max(1, steps // 10))
+    return LifeSeries(KILLED, (Action("kill", max(2, steps * 3 // 5)), None), every=max(1, steps // 10))
 
 
 def _spread(steps: int, tries: int) -> list[int]:
@@ -142,14 +144,14 @@ class SeriesRunner:
         #: The lives of each series, in the order in which the series were passed to `run`.
         self.lives: dict[str, list[Life]] = {}
         #: Digests of the files that each completed series has written to its copy.
-        self.written: dict[str, dict[str, str]] = {}
+        self.written: dict[str, dict[str, tuple[str, str]]] = {}
 
     @property
     def count(self) -> int:
         return sum(map(len, self.lives.values()))
 
     def seconds(self, series: Sequence[LifeSeries], of_one: float) -> float:
-        """Return about how long the series take at most, if each life takes as long as a whole run."""
+        """Return about how long the series take, if each life takes as long as a whole run."""
         each = [len(one.actions) * of_one for one in series]
         return max([sum(each) / self._jobs, *each])
 
