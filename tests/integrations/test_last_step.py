@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from spotguard.integrations.binding import Bound
-from spotguard.providers.errors import StoreError
+from spotguard.providers.errors import SpotguardError, StateError, StoreError
 
 pytestmark = pytest.mark.torch
 
@@ -77,7 +77,11 @@ def test_half_a_step_at_the_end_of_a_loop_is_not_saved(bound: tuple[Loop, Bound]
     assert saved(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "error", [StoreError("the bucket is gone"), StateError("a tensor is in no state_dict()")]
+)
 def test_a_last_step_that_cannot_be_saved_ends_no_script(
+    error: SpotguardError,
     bound: tuple[Loop, Bound],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,9 +91,9 @@ def test_a_last_step_that_cannot_be_saved_ends_no_script(
     loop, made = bound
 
     def fail() -> None:
-        raise StoreError("the bucket is gone")
+        raise error
 
     monkeypatch.setattr(made.guard, "save", fail)
     loop.train(made, last=True)
-    assert "the last step is not saved, and the script continues: the bucket is gone" in caplog.text
+    assert f"the last step is not saved, and the script continues: {error}" in caplog.text
     assert saved(tmp_path) == []

@@ -28,7 +28,7 @@ from spotguard.hooks.register import register
 from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.hooks.state.parts import rng
 from spotguard.hooks.state.parts.loaders import ResumableLoader
-from spotguard.providers.errors import CheckpointError, StoreError, UsageError
+from spotguard.providers.errors import SpotguardError, UsageError
 
 log = logging.getLogger("spotguard")
 
@@ -116,7 +116,7 @@ class Bound:
             self._ahead = False
             try:
                 self.guard.save()
-            except (CheckpointError, StoreError) as error:
+            except SpotguardError as error:
                 log.warning("the last step is not saved, and the script continues: %s", error)
 
     def keep_generators(self) -> None:
