@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from spotguard.hooks.state.sharding.dtensor import local
@@ -55,8 +56,8 @@ class GatheredGradients:
         self._batches = self._batches + 1 if counting else 0
         if self._batches == _LONGEST:
             log.warning(
-                "optimizer %d of configure_optimizers has gathered gradients over %d batches without a step: from now on each batch "
-                "ends with a boundary, and a resumed run begins there without these gradients [SG427]",
+                "optimizer %d of configure_optimizers has gradients that no step has used, and the last %d batches all ended with "
+                "such ones: from now on each batch ends with a boundary, and a resumed run begins there without them [SG427]",
                 counting[0],
                 _LONGEST,
             )
@@ -80,6 +81,8 @@ class _Gradients:
         #: A parameter with a gradient that was not used when a batch had ended, and that gradient.
         self._open: tuple[Any, Any] | None = None
         self._zeroed = False
+        #: The hook that looks at it before the next backward pass adds to it.
+        self._hook: Any = None
         optimizer.register_step_post_hook(self._stepped)
         for each in (optimizer, wrapper):
             each.zero_grad = self._zeroing(each.zero_grad)
@@ -95,14 +98,29 @@ class _Gradients:
     def look(self) -> bool:
         """Return whether there is a gradient that no step has used, and remember it until the next step."""
         self._zeroed = False
+        self._close()
         for each in self._parameters():
             if each.grad is not None:
                 known, version = self._used.get(id(each), (lambda: None, 0))
-                if known() is not each.grad or version != local(each.grad)._version:
+                now = local(each.grad)._version
+                if (known() is not each.grad or version != now) and not _is_zero(each.grad):
                     self._open = each, weakref.ref(each.grad)
+                    if each.requires_grad:
+                        self._hook = each.register_hook(partial(self._adding, now))
                     return True
-        self._open = None
+                self._used[id(each)] = weakref.ref(each.grad), now
         return False
+
+    def _adding(self, version: int, _: Any) -> None:
+        """Note whether the script has zeroed the open gradient in place, as `Module.zero_grad(set_to_none=False)` does."""
+        if self._open is not None and (gradient := self._open[0].grad) is not None:
+            self._zeroed |= version != local(gradient)._version and _is_zero(gradient)
+
+    def _close(self) -> None:
+        self._open = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _parameters(self) -> list[Any]:
         return [each for group in self._optimizer.param_groups for each in group["params"]]
@@ -110,8 +128,9 @@ class _Gradients:
     def _stepped(self, *_: Any) -> None:
         if self._open is not None:
             parameter, gradient = self._open
-            self.count = not self._zeroed and parameter.grad is gradient()
-            self._open = None
+            kept = parameter.grad is not None and parameter.grad is gradient()
+            self.count = kept and not self._zeroed
+            self._close()
         self.note()
 
     def _zeroing(self, zero_grad: Any) -> Any:
@@ -121,3 +140,10 @@ class _Gradients:
             self.note()
 
         return zero
+
+
+def _is_zero(gradient: Any) -> bool:
+    """Whether all of it is zero. A shard does not tell, because all ranks must find the same."""
+    if local(gradient) is not gradient:
+        return False
+    return not (gradient._values() if gradient.is_sparse else gradient).any()
