@@ -109,6 +109,8 @@ class SpotguardCallback(Callback):
         # Lightning tears the strategy down before the error goes on, which moves the module to the CPU.
         if self.binding is not None and isinstance(exception, Exception):
             self.binding.guard.fail(exception)
+        if self.binding is not None:
+            self.binding.files.leave()
 
 
 class LightningBinding:
@@ -118,6 +120,7 @@ class LightningBinding:
         trainer: the Trainer.
         guard: the guard.
         loss: the loss of the step that is under way.
+        files: the files of `ModelCheckpoint`.
     """
 
     def __init__(
@@ -149,9 +152,10 @@ class LightningBinding:
         self._kept: list[bool] = []
         self._marked = 0
         self._gathered = GatheredGradients(trainer)
-        self._files = lightning_results.CheckpointFiles(trainer)
+        self.files = lightning_results.CheckpointFiles(trainer)
         self._bound = Bound(self, store, run_id, lightning_results.metrics(trainer.lightning_module).values())
         self.guard: Guard = self._bound.guard
+        self.files.follow(self.guard.view.run_id)
         self._load_states = self._fit._load_combined_loader_states
         self._fit._load_combined_loader_states = self.load_combined_loader_states
         self._on_run_end = self._fit.on_run_end
@@ -191,7 +195,7 @@ class LightningBinding:
             "precision": trainer.precision_plugin.state_dict(),
             "results": lightning_results.collected(trainer),
             "gathered": self._gathered.state(),
-            "files": self._files.state(),
+            "files": self.files.state(),
             "epoch_began": self._epoch_began,
             "should_stop": trainer.should_stop,
             "validation": [keeps_workers(each) for each in _flattened(self._epoch_loop.val_loop)],
@@ -206,7 +210,7 @@ class LightningBinding:
         call._call_callbacks_load_state_dict(trainer, {"callbacks": position["callbacks"]})
         trainer.precision_plugin.load_state_dict(position["precision"])
         self._kept = position["validation"]
-        self._files.resume(position["files"])
+        self.files.resume(position["files"])
 
     # --- the methods of the loops that this object replaces ---
 
@@ -242,7 +246,7 @@ class LightningBinding:
         trainer = self.trainer
         # SWA may add a pass without steps, which begins with other weights.
         ends = {self._fit.max_epochs, *(getattr(each, "_max_epochs", -1) for each in trainer.callbacks)}
-        return trainer.global_step == trainer.max_steps or (
+        return 0 <= trainer.max_steps <= trainer.global_step or (
             self._epoch_loop._num_ready_batches_reached()
             and self._fit.epoch_progress.current.processed + 1 in ends
         )
@@ -250,6 +254,7 @@ class LightningBinding:
     def on_run_end(self) -> None:
         self._bound.end_training()
         self._on_run_end()
+        self.files.leave()
 
     def setup_validation(self) -> None:
         self._setup_validation()

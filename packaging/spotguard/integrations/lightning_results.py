@@ -40,42 +40,79 @@ _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 class CheckpointFiles:
-    """The names of the files that each `ModelCheckpoint` has found or written up to the boundary.
+    """The files that each `ModelCheckpoint` of a run has written up to the boundary.
 
-    A restarted run writes a file again that an earlier life wrote behind the boundary. Lightning would keep both (`-v1`).
+    A restarted run writes a file again that an earlier life wrote behind the boundary. Lightning would keep both (`-v1`). So the
+    names are noted in order in a file beside them, and a boundary has their number. Every other file is as Lightning finds it.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._names = [
-            _followed(each, trainer) for each in trainer.checkpoint_callbacks if hasattr(each, "dirpath")
-        ]
+        kind = importlib.import_module(
+            f"{type(trainer).__module__.partition('.trainer')[0]}.callbacks"
+        ).ModelCheckpoint
+        self._trainer = trainer
+        self._callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, kind)]
+        for each in self._callbacks:
+            check_members("lightning", each, ["file_exists"])
+        #: By folder, because several callbacks may write into one.
+        self._notes = {str(each.dirpath): _Notes() for each in self._callbacks}
 
-    def state(self) -> list[list[str]]:
-        return [sorted(each) for each in self._names]
+    def state(self) -> list[int]:
+        return [len(each.written) for each in self._notes.values()]
 
-    def resume(self, state: Sequence[Sequence[str]]) -> None:
-        for names, saved in zip(self._names, state, strict=True):
-            names.clear()
-            names.update(saved)
+    def resume(self, state: Sequence[int]) -> None:
+        for notes, count in zip(self._notes.values(), state, strict=True):
+            notes.restored = count
+
+    def follow(self, run_id: str) -> None:
+        """Let no callback find a file that this run wrote behind the restored boundary."""
+        for folder, notes in self._notes.items():
+            files = next(each._fs for each in self._callbacks if str(each.dirpath) == folder)
+            notes.open(files, os.path.join(folder, f".spotguard-{run_id}"), self._trainer)
+        for each in self._callbacks:
+            each.file_exists = _asking(each.file_exists, str(each.dirpath), self._notes[str(each.dirpath)])
+
+    def leave(self) -> None:
+        """Give the callbacks their own method back, with which they can be pickled."""
+        for each in self._callbacks:
+            vars(each).pop("file_exists", None)
 
 
-def _followed(callback: Any, trainer: Any) -> set[str]:
-    """Return the names of the files in a callback's folder; let it take no other file for one of its own."""
-    check_members("lightning", callback, ["file_exists", "_save_checkpoint"])
-    files, folder = callback._fs, callback.dirpath
-    here = files.ls(folder, detail=False) if trainer.is_global_zero and files.exists(folder) else []
-    names = set(trainer.strategy.broadcast([*map(os.path.basename, here)]))
-    exists, save = callback.file_exists, callback._save_checkpoint
+class _Notes:
+    """The names in one folder: those that were written up to now, and those behind the restored boundary."""
 
+    def __init__(self) -> None:
+        self.restored: int | None = None  # at a first start: nothing is behind a boundary
+        self.written: list[str] = []
+        self.behind: list[str] = []
+
+    def open(self, files: Any, path: str, trainer: Any) -> None:
+        self._files, self._path, self._writes = files, path, trainer.is_global_zero
+        known: list[str] = []
+        if self.restored is not None and self._writes and files.exists(path):
+            with files.open(path, "r") as notes:
+                known = notes.read().splitlines()
+        known = trainer.strategy.broadcast(known)
+        self.written, self.behind = known[: self.restored], known[self.restored :]
+
+    def add(self, name: str) -> None:
+        self.written.append(name)
+        self.behind = [each for each in self.behind if each != name]
+        if self._writes:
+            self._files.makedirs(os.path.dirname(self._path), exist_ok=True)
+            with self._files.open(self._path, "w") as notes:
+                notes.write("\n".join([*self.written, *self.behind]))
+
+
+def _asking(exists: Any, folder: str, notes: _Notes) -> Any:
     def file_exists(path: Any, trainer: Any) -> bool:
-        return exists(path, trainer) and os.path.basename(path) in names
+        name = os.path.relpath(path, folder)
+        if exists(path, trainer) and name not in notes.behind:
+            return True
+        notes.add(name)  # before Lightning writes it, which it does now: a kill may leave a part of it
+        return False
 
-    def save_checkpoint(trainer: Any, path: str) -> None:
-        save(trainer, path)
-        names.add(os.path.basename(path))
-
-    callback.file_exists, callback._save_checkpoint = file_exists, save_checkpoint
-    return names
+    return file_exists
 
 
 def collected(trainer: Any) -> dict[str, Any]:

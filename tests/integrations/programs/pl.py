@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -198,6 +199,12 @@ class Stream(IterableDataset[Any]):
         yield from (self.samples[at] for at in range(len(self.samples)))
 
 
+class Own(L.callbacks.Checkpoint):
+    """A script's own way to save, which has a folder too."""
+
+    dirpath = "saved"
+
+
 class Log(L.loggers.logger.DummyLogger):
     """A logger that writes lines to a file that outlives the process."""
 
@@ -250,6 +257,11 @@ def main() -> None:
     if "saves" in case:
         callbacks.append(L.callbacks.ModelCheckpoint(folder, monitor="v", save_last=True))
         callbacks.append(L.callbacks.ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3))
+        below = L.callbacks.ModelCheckpoint(folder, "{epoch}/m", save_top_k=-1, save_last="link")
+        callbacks += [below, Own()]
+        if not folder.exists():
+            (folder / "epoch=1").mkdir(parents=True)
+            (folder / "epoch=1" / "m.ckpt").write_text("of an earlier run")
     if "averaged" in case:
         callbacks.append(L.callbacks.StochasticWeightAveraging(1e-2, swa_epoch_start=2))
     if "keeps" in case:
@@ -297,6 +309,9 @@ def main() -> None:
         trainer.validate(network, shorter, verbose=False)
     if "twice" in case:
         trainer.fit(network, loader)
+    if "saves" in case:
+        assert (folder / "epoch=1" / "m.ckpt").read_text() == "of an earlier run"
+        pickle.dumps(below)
     if told.ends.meets("end"):
         spotguard.testing.preempt(told.guarded.binding.guard, seconds=60)
     log = Path(f"{out}.log")
@@ -310,7 +325,7 @@ def main() -> None:
         "metrics": dict(trainer.callback_metrics),
         # The last life of one that averages may find all steps trained.
         "last": network.seen[-1:] if "averaged" not in case else [],
-        "files": sorted(each.name for each in folder.glob("*")),
+        "files": sorted(str(each.relative_to(folder)) for each in folder.rglob("*.ckpt")),
         "log": sorted(set(log.read_text().splitlines())) if log.exists() else [],
     }
     write(result, out, trainer.global_rank)
