@@ -128,8 +128,15 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
         notes.dicts, notes.others = dicts, lambda: _tensors_of(values.values(), used=True)
 
     loaders = [part.value for part in parts if isinstance(part, LoaderPart)]
+    owned = {
+        id(getattr(each, "optimizer", None))
+        for value in values.values()
+        for each in (value, *attributes_of(value).values())
+        if is_like_scheduler(each)
+    }
     for part in read:
-        part.moves.begins = lambda: any(map(_between_passes, loaders))
+        has_scheduler = id(part.optimizer) in owned
+        part.moves.explained = lambda known=has_scheduler: known or any(map(_between_passes, loaders))
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import sys
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -14,7 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ....providers.errors import StateError
 from ..inventory.frozen import freeze_of
+from . import rng
 from .values import StatefulPart
+
+#: The epochs or steps at which the functions of a scheduler are compared.
+_ARGUMENTS = (0, 1, 2, 3, 10, 100, 1_000, 10_000)
 
 
 def check_class(name: str, here: str, saved: str) -> None:
@@ -39,54 +41,57 @@ def class_of(value: Any) -> str:
     return type(value).__qualname__ + (f"({', '.join(map(class_of, several))})" if several else "")
 
 
-def functions_of(value: Any) -> str:
-    """Return Python's version and a digest of the script's functions that a scheduler calls (LambdaLR's); "" if it has none.
+def functions_of(value: Any) -> list[list[str]]:
+    """Return what each of the script's functions that a scheduler of torch calls gives for `_ARGUMENTS`; none if nothing can be told.
 
-    `state_dict()` leaves functions out. Another version of Python has other bytecode.
+    `state_dict()` leaves functions out. Methods and callable objects are not called: a call may change them.
     """
-    if not (functions := [*_functions(value)]):
-        return ""
-    told = repr([_told(each, frozenset()) for each in functions])
-    return f"{sys.version_info[:2]} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    try:
+        states = rng.capture()
+        try:
+            return [_values(each) for each in _functions(value)]
+        finally:
+            rng.restore(states)
+    except Exception:  # noqa: BLE001 - foreign code, which must not end register
+        return []
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    if not isinstance(value, LRScheduler):
-        value = getattr(value, "scheduler", value)
-    for held in getattr(value, "__dict__", {}).values():
-        for each in held if isinstance(held, (list, tuple)) else (held,):
-            if isinstance(each, (FunctionType, MethodType, functools.partial)):
-                yield each
-    for each in getattr(value, "_schedulers", ()):
-        yield from _functions(each)
+    scheduler = value if isinstance(value, LRScheduler) else getattr(value, "scheduler", None)
+    if isinstance(scheduler, LRScheduler):
+        yield from getattr(scheduler, "lr_lambdas", ())
+        yield from filter(None, [getattr(scheduler, "_scale_fn_custom", None)])
+        for each in getattr(scheduler, "_schedulers", ()):
+            yield from _functions(each)
 
 
-def _told(value: Any, above: frozenset[int]) -> Any:
-    """Return what a function does: bytecode, constants, and the numbers and functions that it reads from outside."""
-    if id(value) in above:
-        return "above"
-    tell = functools.partial(_told, above=above | {id(value)})
-    if isinstance(value, functools.partial):
-        return tell(value.func), tell(value.args), tell(value.keywords)
-    if isinstance(value, MethodType):
-        return tell(value.__func__)
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, tell(value.co_consts)
-    if isinstance(value, FunctionType):
-        if value.__module__.startswith("torch."):  # its version is compared already
-            return value.__qualname__
-        code, cells = value.__code__, value.__closure__ or ()
-        read = [value.__globals__[key] for key in code.co_names if key in value.__globals__]
-        held = [each.cell_contents for each in cells if each != CellType()]
-        return tell(code), tell(value.__defaults__), tell(value.__kwdefaults__), tell(held), tell(read)
-    if isinstance(value, (list, tuple)):
-        return [*map(tell, value)]
-    if isinstance(value, dict):
-        return [(tell(key), tell(each)) for key, each in value.items()]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value))
-    is_plain = value is None or type(value) in (bool, int, float, complex, str, bytes)
-    return repr(value) if is_plain else type(value).__qualname__
+def _values(function: Any) -> list[str]:
+    """Return a function's values to 12 digits, since another machine may round otherwise; none if two calls differ or it is not called."""
+    one, other = ([_value(function, each) for each in _ARGUMENTS] for _ in range(2))
+    return one if one == other and "" not in one else []
+
+
+def _value(function: Any, argument: int) -> str:
+    if (called := _copy_of(function)) is None:
+        return ""
+    try:
+        value = called(argument)
+        return f"{value:.12g}" if isinstance(value, (int, float)) else type(value).__qualname__
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return type(error).__name__
+
+
+def _copy_of(function: Any) -> Any:
+    """Return a copy whose assignments to variables outside (a count of the calls) reach no one; None if it is no function."""
+    if isinstance(function, functools.partial):
+        inside = _copy_of(function.func)
+        return inside and functools.partial(inside, *function.args, **function.keywords)
+    if not isinstance(function, FunctionType):
+        return None
+    cells = tuple(CellType(each.cell_contents) for each in function.__closure__ or ())
+    copied = FunctionType(function.__code__, {**function.__globals__}, None, function.__defaults__, cells)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 class ClassedPart(StatefulPart):
@@ -94,7 +99,7 @@ class ClassedPart(StatefulPart):
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name, value)
-        self._functions = functions_of(value) if is_like_scheduler(value) else ""
+        self._functions = functions_of(value)
 
     def tree(self) -> Any:
         return {"class": class_of(self.value), "state": self._frozen, "functions": self._functions}
@@ -108,12 +113,13 @@ class ClassedPart(StatefulPart):
 
     def put_back(self, tree: Any) -> None:
         super().put_back(tree["state"])
-        here, saved = self._functions.rpartition(" "), str(tree.get("functions", "")).rpartition(" ")
+        saved = tree.get("functions")  # of an earlier version it is a text
+        pairs = zip(self._functions, saved if isinstance(saved, list) else (), strict=False)
         self.said = []
-        if here != saved and (here[0] == saved[0] or "" in (here[0], saved[0])):
+        if any(here and before and here != before for here, before in pairs):
             self.said = [
-                f"{self.name} ({class_of(self.value)}) calls another function than in the run that saved it, in its code or in a "
-                "number that it reads: the schedule continues with the new one; to continue as before, bring that function back [SG425]"
+                f"{self.name} ({class_of(self.value)}) calls another function than in the run that saved it, with other values: "
+                "the schedule continues with the new one; to continue as before, bring that function back [SG425]"
             ]
 
 

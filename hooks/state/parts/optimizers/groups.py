@@ -30,6 +30,9 @@ log = logging.getLogger("spotguard")
 #: Changed options that a warning names.
 _NAMED = 3
 
+#: Looks after which a run has shown whether a short schedule repeats: the last one is at boundary 16.
+_LOOKS = 6
+
 
 def options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a copy of the groups' options, without the parameters."""
@@ -38,9 +41,11 @@ def options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class FirstMoves:
-    """The first change of each option in the run. A schedule that gets back to it right behind a restore has begun anew.
+    """The first values of each option in the run. A schedule that gets back to them behind a restore has begun anew.
 
-    Looks at boundaries 0, 1, 2, 4, 8 and so on see the same first change of a schedule in both lives, by step or by epoch.
+    Looks at boundaries 0, 1, 2, 4, 8 and so on see the same first changes of a schedule in both lives, by step or by epoch.
+    A schedule by the step's number may be periodic. So two changes in a row must be those of the run's beginning, in a run
+    that was long enough to show that it does not get back there by itself.
 
     Args:
         name: the optimizer's registered name.
@@ -49,35 +54,43 @@ class FirstMoves:
 
     def __init__(self, name: str, optimizer: Optimizer) -> None:
         self._name, self._optimizer = name, optimizer
-        #: The path of an option -> its value before its first change, and the one behind that.
-        self.seen: dict[str, list[Any]] = {}
-        #: Whether a pass over the data begins, and with it a schedule within the pass. The registry sets it.
-        self.begins: Callable[[], bool] = lambda: False
-        self._from: dict[str, Any] | None = None
-        self._moved: set[str] = set()
+        #: Whether something else tells that a schedule goes on: a pass over the data begins, and with it a schedule within the
+        #: pass, or the checkpoint has the optimizer's scheduler. The registry sets it.
+        self.explained: Callable[[], bool] = lambda: False
+        self._before: dict[str, list[Any]] = {}
+        self.restored({})
 
     def restored(self, seen: dict[str, list[Any]]) -> None:
-        """Begin from the options of a checkpoint, whose run had these first changes."""
-        self.seen, self._from, self._moved = dict(seen), None, set()
+        """Begin from the options of a checkpoint, whose run had these first values."""
+        self._before, self._explained = dict(seen), False
+        #: The path of an option -> its values at the looks of this life, without repetitions in a row.
+        self._values: dict[str, list[Any]] = {}
+        self._looks = 0
+
+    @property
+    def seen(self) -> dict[str, list[Any]]:
+        """The path of an option -> its first values in the run, if it has changed twice and has not come back to a value."""
+        long = self._values.items() if self._looks >= _LOOKS else ()
+        return {path: each[:3] for path, each in long if len({*each}) == len(each) >= 3} | self._before
 
     def begin(self) -> None:
         """Change nothing: `restored` has begun anew, before the first look."""
 
     def look(self) -> None:
-        """Note first changes, and warn about an option that is at the run's beginning again."""
-        now, anew = self._numbers(), []
-        if self._from is None:
-            self._from = now
-            self._moved = {*now} if self.seen and self.begins() else set()
-        for path, value in now.items():
-            before = self._from.get(path, value)
-            if path in self._moved or value == before:
+        """Note values, and warn about an option that goes through those of the run's beginning again."""
+        if not self._looks:
+            self._explained = self.explained()
+        self._looks += 1
+        anew = []
+        for path, value in self._numbers().items():
+            values = self._values.setdefault(path, [])
+            if values[-1:] == [value]:
                 continue
-            self._moved.add(path)
-            first = self.seen.setdefault(path, [before, value])
-            if value in first and before not in first:
-                anew.append(f"{self._name}.{path} ({before} when restored, {value} now)")
-        if anew:
+            values.append(value)
+            first = self._before.get(path, ())
+            if len(values) == 3 and values[1:] in (first[:2], first[1:]) and values[0] not in first:
+                anew.append(f"{self._name}.{path} ({values[0]} when restored, then {values[1]}, {value} now)")
+        if anew and not self._explained:
             more = f" and {len(anew) - 1} more" if len(anew) > 1 else ""
             log.warning(
                 "%s%s has a value of the run's beginning again, so its schedule has begun anew and the resumed run is another one, unless "

@@ -147,7 +147,9 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
         wrong = "turned"
     elif not gradients.well_formed(tree.get("gradients", "")):
         wrong = "gradients"
-    elif not all(type(path) is str and _is_pair(values) for path, values in _items(tree.get("moved", {}))):
+    elif not all(
+        type(path) is str and type(values) is list for path, values in _items(tree.get("moved", {}))
+    ):
         wrong = "moved"
     elif not (isinstance(state, dict) and _words(list(state))):
         wrong = "state"
@@ -169,10 +171,6 @@ def check_well_formed(name: str, tree: dict[Any, Any]) -> None:
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, dict) else [(value, value)]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
 
 
 def _words(value: Any) -> bool:

@@ -392,6 +392,10 @@ def halves(group: dict[str, Any], number: int) -> None:
     group["lr"] = 0.1 / number
 
 
+def restarting(group: dict[str, Any], number: int) -> None:
+    group["lr"] = 0.2 * 0.5 ** ((number - 1) % 5)
+
+
 def alternating(group: dict[str, Any], number: int) -> None:
     group["lr"] = 0.05 if number % 2 else 0.1
 
@@ -402,14 +406,14 @@ def alternating(group: dict[str, Any], number: int) -> None:
 def test_schedule_that_begins_anew_is_named_behind_the_restore(
     option: str, change: Callable[[dict[str, Any], int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lives(lambda: job_of(counted(change), inner), cut=7)
+    lives(lambda: job_of(counted(change), inner), cut=17)
     (line,) = lines(caplog)
     assert line.startswith(f"optimizer.param_groups[0]['{option}'] (")
     assert "has a value of the run's beginning again" in line
 
 
-@pytest.mark.parametrize("cut", [1, 4, 5, 6, 7])
-@pytest.mark.parametrize("change", [decay, momentum, by_epoch, halves, alternating])
+@pytest.mark.parametrize("cut", [1, 4, 5, 6, 7, 20])
+@pytest.mark.parametrize("change", [decay, momentum, by_epoch, halves, alternating, restarting])
 def test_schedule_by_the_number_of_the_step_is_not_named(
     change: Callable[[dict[str, Any], int], None], cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -422,4 +426,22 @@ def test_option_that_a_rule_changes_from_what_it_is_is_not_named(caplog: pytest.
         group["lr"] *= 0.9
 
     lives(lambda: job_of(counted(shrink), inner), cut=5)
+    assert said(caplog) == []
+
+
+PERIODIC: dict[str, Make] = {
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=17),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda i: 1 / (1 + i % 17)),
+    "in another": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LambdaLR(o, lambda i: 1 / (1 + i)) for _ in range(2)], [17]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PERIODIC)
+@pytest.mark.parametrize("holder", [lambda made: made, Holder])
+def test_registered_scheduler_that_begins_a_period_is_not_named(
+    kind: str, holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lives(lambda: job_of(PERIODIC[kind], lambda o, made: {"optimizer": o, "made": holder(made)}), cut=16)
     assert said(caplog) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -368,3 +370,67 @@ def test_scheduler_with_another_function_is_named_and_continues(
         assert guard.restore() == 0
     named = [each for each in caplog.messages if "calls another function than in the run" in each]
     assert len(named) == (now != 0.9)
+
+
+def drawn(epoch: int) -> float:
+    return random.random() + float(torch.rand(()))
+
+
+def of_no_module() -> Callable[[int], float]:
+    made: dict[str, Any] = {}
+    exec("made = lambda epoch: 0.5", {"__builtins__": __builtins__}, made)
+    return made["made"]  # type: ignore[no-any-return]
+
+
+def layered() -> Callable[[int], float]:
+    """Sixty layers of two functions, each of which names both of the next layer: there are 2**60 ways through them."""
+    made: dict[str, Any] = {"f60": lambda epoch: 0.5, "g60": lambda epoch: 0.5}
+    for layer in range(59, -1, -1):
+        text = f"lambda epoch: f{layer + 1}(epoch) if epoch < 1e9 else g{layer + 1}(epoch)"
+        made |= {f"f{layer}": eval(text, made), f"g{layer}": eval(text, made)}
+    return made["f0"]  # type: ignore[no-any-return]
+
+
+def failing(epoch: int) -> float:
+    if epoch > 5:
+        raise ArithmeticError
+    return math.nan
+
+
+def unmoved(epoch: int) -> float:
+    return 0.5 if RATE else 1.0
+
+
+@pytest.mark.parametrize("function", [drawn, of_no_module(), layered(), failing, unmoved])
+def test_scheduler_with_a_function_of_equal_values_is_not_named(
+    function: Callable[[int], float], caplog: pytest.LogCaptureFixture
+) -> None:
+    of_global(0.9)
+    store = saved(values_of(lambda o: lr_scheduler.LambdaLR(o, function)))
+    of_global(0.8)
+    with guarded(store, values_of(lambda o: lr_scheduler.LambdaLR(o, function))) as guard:
+        guard.restore()
+    assert [each for each in caplog.messages if "another function" in each] == []
+
+
+def test_register_leaves_what_functions_of_a_scheduler_change() -> None:
+    """A function may count its calls and draw, and a method may change its object."""
+    count, called = 0, list[int]()
+
+    def counting(epoch: int) -> float:
+        nonlocal count
+        count += 1
+        return drawn(epoch)
+
+    def kept(epoch: int) -> Any:
+        return called.append(epoch) or 1.0
+
+    class Changing:
+        def scale(self, epoch: int) -> float:
+            return kept(epoch)  # type: ignore[no-any-return]
+
+    values = values_of(lambda o: lr_scheduler.LambdaLR(o, counting))
+    values["method"] = lr_scheduler.LambdaLR(values["optimizer"], Changing().scale)
+    before = count, [*called], random.getstate(), torch.get_rng_state().tolist()
+    with guarded(WatchedStore(), values):
+        assert (count, called, random.getstate(), torch.get_rng_state().tolist()) == before
