@@ -135,8 +135,10 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
         if is_like_scheduler(each)
     }
     for part in read:
-        has_scheduler = id(part.optimizer) in owned
-        part.moves.explained = lambda known=has_scheduler: known or any(map(_between_passes, loaders))
+        if id(part.optimizer) in owned:
+            part.moves.explained = lambda: True
+        else:
+            part.moves.explained = lambda: any(map(_between_passes, loaders))
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)

@@ -423,7 +423,8 @@ def test_register_leaves_what_functions_of_a_scheduler_change() -> None:
         return drawn(epoch)
 
     def kept(epoch: int) -> Any:
-        return called.append(epoch) or 1.0
+        called.append(epoch)
+        return 1.0
 
     class Changing:
         def scale(self, epoch: int) -> float:
