@@ -4,8 +4,7 @@ After `zero_grad(set_to_none=False)` a parameter that no batch used has a gradie
 So a checkpoint has one character for each parameter, and a restore gives zeros. The values of gradients are neither saved nor read.
 
 Only the training thread may ask, at a boundary: `.grad` crashes the process if it is read while another thread runs backward. It
-asks when a parameter gets its state, and each second. From then on either the script keeps the gradient, or the next turn
-clears it and it does not matter.
+asks for all when a parameter gets its state, each second, and where a few that each boundary asks for have changed.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class OptimizerPart(Part):
         self._flags = [(p, p.requires_grad) for p in params]
         #: Which of them have a gradient.
         self._graded = gradients.presence(params)
-        #: Whether each boundary asks.
-        self._asks = not (self._state_shows and self.optimizer.state)
+        #: Whether each boundary asks for all of them. Zeros move nothing in plain SGD.
+        self._asks = not (self._state_shows and self.optimizer.state) and not _is_plain_sgd(self.optimizer)
         #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
         self._numbers = any(_has_numbers(values) for _, values in self._state())
         self._retire(before)
@@ -212,11 +212,14 @@ class OptimizerPart(Part):
             self._products.at_boundary()
         apart = len(self._flags) // _FLAGS + 1
         self._next = (self._next + 1) % apart
-        for param, needs in self._flags[self._next :: apart]:
+        asks = self._asks
+        for at in range(self._next, len(self._flags), apart):
+            param, needs = self._flags[at]
             if param.requires_grad is not needs:
                 self._flags = [(p, p.requires_grad) for p, _ in self._flags]
                 break
-        if self._asks:
+            asks = asks or (param.grad is None) is not (self._graded[at] == gradients.NONE)
+        if asks:
             self._graded = gradients.presence(p for p, _ in self._flags)
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
@@ -420,6 +423,13 @@ class OptimizerPart(Part):
             self.optimizer.state[self._param[key]] = whole(values)
         for key, values in tree.get("other", ()):
             self.optimizer.state[key] = whole(values)
+
+
+def _is_plain_sgd(optimizer: Optimizer) -> bool:
+    """Return whether a gradient of zeros changes no parameter."""
+    return type(optimizer) is torch.optim.SGD and not any(
+        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
+    )
 
 
 def _has_numbers(values: Any) -> bool:

@@ -41,7 +41,7 @@ class OwnState(torch.optim.AdamW):
 def heads(
     optimizer: Callable[[Any], torch.optim.Optimizer],
     *,
-    none: bool = False,
+    none: Callable[[int], bool] = lambda number: False,
     last: bool = False,
     kind: type[nn.Sequential] = nn.Sequential,
 ) -> Callable[[], Job]:
@@ -58,13 +58,13 @@ def heads(
 
         def step(number: int) -> None:
             if not last:
-                opt.zero_grad(set_to_none=none)
+                opt.zero_grad(set_to_none=none(number))
             hidden = model[0](torch.randn(3, 4)) * (scale if number % 4 == 1 else 1)
             model[1 if number % 4 else 2](hidden).square().mean().backward()
             job.at("backward", number)
             opt.step()
             if last:
-                opt.zero_grad(set_to_none=none)
+                opt.zero_grad(set_to_none=none(number))
 
         job.step = step
         return job
@@ -84,8 +84,9 @@ SHAPES = {
     "state from the beginning": heads(lambda params: torch.optim.Adagrad(params, lr=0.1, weight_decay=0.1)),
     "an optimizer with its own state": heads(OwnState),
     "a module with its own state": heads(adamw, kind=Own),
-    "none": heads(adamw, none=True),
-    "none at the end": heads(adamw, none=True, last=True),
+    "none": heads(adamw, none=lambda number: True),
+    "none at the end": heads(adamw, none=lambda number: True, last=True),
+    "none once": heads(adamw, none=lambda number: number == 3),
 }
 
 
