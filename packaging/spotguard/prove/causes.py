@@ -283,7 +283,8 @@ _RESUMED = (
         "workers",
         wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
         "the loader's worker processes draw other random numbers after a restart",
-        "wrap the loader in spotguard.ResumableLoader, which gives its workers the same random numbers",
+        "wrap the loader in spotguard.ResumableLoader, and leave persistent_workers off: then each pass gives its workers the same "
+        "random numbers",
     ),
     Row(
         "own-file",
