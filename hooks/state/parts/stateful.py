@@ -113,7 +113,7 @@ class ClassedPart(StatefulPart):
 
     def put_back(self, tree: Any) -> None:
         super().put_back(tree["state"])
-        saved = tree.get("functions")  # of an earlier version it is a text
+        saved = tree.get("functions")
         pairs = zip(self._functions, saved if isinstance(saved, list) else (), strict=False)
         self.said = []
         if any(here and before and here != before for here, before in pairs):
