@@ -47,6 +47,7 @@ def test_the_loss_of_each_step_reaches_the_guard(framework: str, tmp_path: Path)
     assert found["suspect"] == "the loss is nan since step 6"
     evaluates = framework in ("transformers", "lightning")
     ends = [8, "callback"] if evaluates else []
-    assert found["ends"] == ends, "a Trainer ends training behind its last step, before a callback may upload"
+    told = [*dict.fromkeys(found["ends"])]
+    assert told == ends, "a Trainer ends training behind its last step, before a callback may upload"
     assert len(found["validated"]) == 2 * evaluates  # a finite one, and nan
     assert repr(found["metrics"]) == repr([["validation_loss", each] for each in found["validated"]])

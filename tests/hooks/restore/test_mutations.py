@@ -319,6 +319,7 @@ def _little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("number", "cases"),
     [
