@@ -131,7 +131,7 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     owned = {
         id(getattr(each, "optimizer", None))
         for value in values.values()
-        for each in (value, *attributes_of(value).values())
+        for each in _with_attributes(value)
         if is_like_scheduler(each)
     }
     for part in read:
@@ -170,6 +170,13 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     )
     rng = RngPart(RNG, other_generators())
     return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, changing, beyond)
+
+
+def _with_attributes(value: Any) -> list[Any]:
+    try:
+        return [value, *attributes_of(value).values()]
+    except Exception:  # noqa: BLE001 - foreign code, which must not end register
+        return [value]
 
 
 def _between_passes(loader: ResumableLoader) -> bool:
