@@ -34,9 +34,8 @@ def save(parts: GuardParts, beside: str, standing: bool) -> SavedCheckpoint:
         except Abandoned as why:
             raise CheckpointError(f"guard.save() {beside} gives way: {why}") from why
     if standing and parts.coordinator is None and (saved := saver.committed) and saved.level == "full":
-        return (
-            saved  # what has changed since, such as a best model that was loaded in place, belongs to no step
-        )
+        # What has changed since, such as a best model that was loaded in place, belongs to no step.
+        return saved
     while True:
         gate.take_again((lambda: None) if standing else parts.state.take_again)
         try:

@@ -104,7 +104,7 @@ class Doubted(Exception):
 
 
 class SaveQueue(Generic[B]):
-    """What one save puts: the objects of its transfer, in any number of parts, and entries that follow one another."""
+    """All that one save puts: the objects of its transfer, in any number of parts, and entries that follow one another."""
 
     def __init__(self, transfer: Transfer[B]) -> None:
         transfer.heard = self.hear

@@ -6,8 +6,8 @@ put that lags behind its peers a second time, from a copy. The first to arrive c
 
 A store that was away, or failed for a moment, may have lost what it had confirmed. So a transient failure that any request of the
 save meets puts everything in doubt that the store has confirmed. An object of an earlier save is in doubt from the beginning. A
-worker lists the doubted objects as soon as the store answers, or reads a byte of each, and those that are lost are put again. The entries behind the objects
-(`save_queue`) are put again.
+worker lists the doubted objects as soon as the store answers, or reads a byte of each, and those that are lost are put again. The
+entries behind the objects (`save_queue`) are put again.
 """
 
 from __future__ import annotations

@@ -194,9 +194,8 @@ class StepMonitor:
             self._carried, self._stepped_on = {}, {}
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
-            for (
-                value
-            ) in self._values.values():  # DistributedDataParallel keeps (hook, state) of PowerSGD and others
+            # DistributedDataParallel keeps (hook, state) of PowerSGD and others.
+            for value in self._values.values():
                 for _, state in getattr(value, "_comm_hooks", ()):
                     if not knows(self._values, state):
                         self._around.setdefault(type(state).__name__, state)
