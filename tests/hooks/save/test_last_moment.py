@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from spotguard.hooks.checkpoint.format.keys import INDEX
 from spotguard.hooks.commit.own_manifest import MARKING
 from spotguard.hooks.ipc import protocol
 from spotguard.providers.errors import DeniedError, FullError
@@ -242,9 +241,6 @@ def test_leftovers_of_a_dead_attempt_go_with_the_next_commit() -> None:
     store = Full()
     with trained(store) as (guard, job, heard):
         guard.save()
-        store.wait_for(
-            lambda keys: any(key.endswith(INDEX) for key in keys)
-        )  # else it may be the put that fails
         step_on(guard, job, 2)
         store.full = True
         guard._agent.hear(notice())
