@@ -61,7 +61,8 @@ def test_a_rank_behind_the_others_does_not_keep_them_from_saving(machine: Machin
     run = life(machine, "late")
     assert run.ended() == 1
     run.err.until(r"rank 1\]: step 4 is not saved")
-    assert committed(machine) == [AT + 1]
+    # torchrun's SIGTERM is a notice of its own: if it comes in time, the part without rank 1 is saved once more.
+    assert set(committed(machine)) == {AT + 1}
 
 
 @pytest.mark.parametrize("how", with_nights(["nan", "sleep"], ["sleep"]))
