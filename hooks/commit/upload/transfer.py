@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Generic
 
-from ....providers.errors import CorruptError, NotFoundError, SpotguardError, StoreError, UnavailableError
+from ....providers.errors import CorruptError, SpotguardError, StoreError, UnavailableError
 from ...checkpoint.format.crc import crc32
 from ...checkpoint.format.keys import CheckpointName, checkpoint_prefix, object_name
 from ...checkpoint.tier import Tier
@@ -28,6 +28,7 @@ from ..cancel_scope import CancelScope
 from ..plan.plan_cache import WritePlanCache
 from ..plan.write_plan import ALL, WEIGHTS, StoredObject, WriteProgress
 from .object_in_flight import ObjectInFlight, ObjectsInFlight, Progress, Shift, Superseded
+from .recheck import Recheck
 from .retry import retry
 from .uploader import Uploader
 from .workers import B, TaskGroup
@@ -39,8 +40,6 @@ Fill = Callable[[int, B], list[int]]
 
 #: Seconds between two checks for a put that lags.
 _LOOK = 0.1
-#: Seconds for one listing of doubted objects. Behind one that hangs or fails, the objects are read for as long.
-_LISTING = 5.0
 
 
 class StateChanged(SpotguardError):
@@ -304,50 +303,21 @@ class Transfer(TaskGroup, Generic[B]):
             return self._look_first or not (self.more() or progress.missing(WEIGHTS))
 
     def _look_again(self, doubted: dict[int, StoredObject]) -> None:
-        """Look for the doubted objects, and have those put again that are gone or have another size."""
-        objects, store = self.write_progress.write_plan.objects, self.uploads.store
-        keys = {index: self._key(index, stored.at) for index, stored in doubted.items()}
-        # Of the objects that this look has asked for; 0: the store has it no more.
-        sizes: dict[int, int] = {}
-        failures = tries = 0
-
-        def look(left: float | None) -> None:
-            nonlocal failures, tries
-            failures, tries = self.write_progress.failures, tries + 1
-            sizes.clear()
-            limit = _LISTING if left is None else min(left, _LISTING)
-            if tries % 2:
-                sizes.update(listed(limit))
-            else:  # another kind of request: a listing that hangs once more would cost the save its time
-                read_each(self.scope.now() + limit)
-
-        def listed(limit: float) -> dict[int, int]:
-            folders = {key.rpartition("/")[0] + "/" for key in keys.values()}
-            there = {info.key: info.size for each in folders for info in store.list(each, timeout=limit)}
-            return {index: there.get(key, 0) for index, key in keys.items()}
-
-        def read_each(until: float) -> None:
-            """Read the last byte of one object after the other; those left over are in doubt until the next look."""
-            for index, key in keys.items():
-                size = objects[index].size
-                if (left := until - self.scope.now()) <= 0:
-                    return
-                try:
-                    store.read_into(key, size - 1, memoryview(bytearray(1)), timeout=left)
-                    sizes[index] = size
-                except (NotFoundError, CorruptError):
-                    sizes[index] = 0
-
+        """Look for the doubted objects, and have those put again that are lost."""
+        progress = self.write_progress
+        sizes = [planned.size for planned in progress.write_plan.objects]
+        objects = {index: (self._key(index, stored.at), sizes[index]) for index, stored in doubted.items()}
+        look = Recheck(self.uploads.store, objects, progress, self.scope.now)
         try:
             retry(self.part, look, self.heard, self.uploads.refusals)
         except BaseException:
             with self.lock:
                 self._looking = False
             raise
-        if lost := [index for index, size in sizes.items() if size != objects[index].size]:
+        if lost := look.lost:
             log.warning("the store has lost %d objects of this save: spotguard uploads them again", len(lost))
-        self._report_damage({index: doubted[index] for index in lost if self.write_progress.borrows(index)})
-        self.looked(failures, sizes, lost)
+        self._report_damage({index: doubted[index] for index in lost if progress.borrows(index)})
+        self.looked(look.failures, look.answers, lost)
 
     def _report_damage(self, gone: dict[int, StoredObject]) -> None:
         """Report the checkpoints that have lost these objects. No save refers to an object of theirs from now on."""
