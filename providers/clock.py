@@ -38,8 +38,7 @@ class SystemClock:
     with one taken in the training process.
     """
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)  # each boundary of a training calls it five times
 
     def time(self) -> float:
         return time.time()

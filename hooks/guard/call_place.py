@@ -63,11 +63,13 @@ class CallPlace:
         """Return why the turn behind the last boundary has begun; "" if it has not."""
         return "an optimizer has stepped" if self._gate.place.dirty else self._state.begun()
 
-    def check_step(self) -> None:
-        """Raise `StateError` if a restore has left a mix of states; `UsageError` if there was none."""
+    def step(self) -> None:
+        """Note the thread of a boundary. Raise `StateError` if a restore has left a mix of states; `UsageError` if there was none."""
         if self._state.poisoned:
             raise StateError(f"{self._state.poisoned}; call guard.restore() again, or restart the process")
-        self.check_restored("step")
+        if not self.restored:
+            self.check_restored("step")
+        self._trainer = threading.current_thread()
 
     def check_restored(self, method: str) -> None:
         """Raise `UsageError` if the script has not restored."""

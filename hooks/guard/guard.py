@@ -154,7 +154,7 @@ class Guard:
             >>> scheduler.step()
             >>> guard.step(loss=loss)
         """
-        self._place.check_step()
+        self._place.step()
         gate, state = self._gate, self._state
         if gate.inert:
             self._lifetime.say_unguarded()
@@ -181,7 +181,6 @@ class Guard:
             self._saver.rehearse()
         if gathered := state.turn.mark(look=state.looks, idle=state.monitor.idle):
             state.monitor.gathered(gathered)
-        self._place.here()
         if self._parts.rank:
             return
         # Only the first rank's clock decides, for all ranks.
