@@ -51,6 +51,14 @@ class ReplayDriver:
         self.draws = WorkerDraws() if self.draws is None else self.draws
         return self.draws.watching(base)
 
+    def order_from(self, begin: Any, made: Any) -> Any:
+        """Return the generators from which a pass draws its order: those before `iter()`, or those behind it.
+
+        Each iterator of torch's draws a seed for workers, also where there are none.
+        """
+        in_order = isinstance(getattr(self.loader, "sampler", None), SequentialSampler)
+        return made if in_order else begin
+
     def begin(self) -> Iterator[Any]:
         """Return the iterator of a new pass, or of the position that `prepare` has set."""
         with self.watching():
@@ -163,7 +171,10 @@ class StreamDriver(OwnDriver):
 
 
 class NodesDriver(ReplayDriver):
-    """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state."""
+    """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state. The order of its samples is in that state."""
+
+    def order_from(self, begin: Any, made: Any) -> Any:
+        return None
 
     def state(self, taken: int | None) -> Any:
         return None if self.loader._it is None else self.loader.state_dict()

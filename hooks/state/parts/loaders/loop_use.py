@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import types
 import weakref
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ....checkpoint.format.values.sameness import same
 from .batch_mark import leaf_of
 from .generators import objects
 
@@ -27,6 +29,8 @@ TURNS = 4
 #: The first batches of a pass that are followed to its end, and the turns that tell how long one is.
 _FIRST = 3
 _LISTS = (list, tuple, deque)
+#: Packages whose threads draw nothing.
+_BRINGING = ("torch.", "multiprocessing.", "concurrent.", "spotguard.")
 
 AHEAD = (
     "%s: batches are taken before the turn that trains on them (%s in the first %d turns), and a resumed run leaves out what "
@@ -47,6 +51,10 @@ TAIL = (
 DREW = (
     "%s: its dataset draws random numbers in workers that persistent_workers=True keeps from the pass before, and a restart begins "
     "workers anew: from this pass on a resumed run has other numbers; leave persistent_workers out of the loader of %s"
+)
+THREAD = (
+    "%s: a thread of this process reads ahead and draws random numbers, so how far they are at a step is chance, and a resumed run has "
+    "others; leave the thread out of %s, and let the num_workers= of a DataLoader read ahead"
 )
 CYCLED = (
     "%s: its batches are kept, and training continues behind its pass without another iter(): a resumed run has only the rest of a pass; "
@@ -90,6 +98,20 @@ class LoopUse:
         self._stepped = self._open = False
         #: How far the other iterators were at the second turn, by their identity.
         self._others: dict[int, Any] = {}
+        #: The threads before an iterator was made, those that it had then started, and the loader's own generators behind a batch.
+        self._threads: set[threading.Thread] = set()
+        self._begun: set[threading.Thread] = set()
+        self._own: dict[str, Any] | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether this is one of the first turns, in which a loop is looked at."""
+        return len(self._turns) < TURNS
+
+    def begins(self) -> None:
+        """Note that an iterator is about to be made."""
+        self._own = None
+        self._threads = {*threading.enumerate()}
 
     def began(self, iterator: object, taken: int) -> None:
         """Note a new pass, or the rest of one of which `taken` batches are over."""
@@ -102,6 +124,7 @@ class LoopUse:
         self._tail = (self.delivered, self._taken - self.delivered) if self._stepped else (0, 0)
         self._idle, self._taken, self._resumed, self._first = None, taken, taken, []
         self._stepped, self._open = False, True
+        self._begun = self._started()
         with suppress(TypeError):
             self._iterator = weakref.ref(iterator)
 
@@ -110,13 +133,31 @@ class LoopUse:
         self.delivered += 1
         self._taken += 1
         self._open = True
-        watches = len(self._turns) < TURNS
+        watches = self.watches
         if watches or len(self._first) < _FIRST:
             kept = _reference(batch)
             if watches:
                 self._last.append(kept)
             if len(self._first) < _FIRST:
                 self._first.append(kept)
+
+    def fetched(self, drew: bool, own: dict[str, Any], *, first: bool) -> None:
+        """Note what a batch has drawn.
+
+        Args:
+            drew: whether the global generators have moved while the batch was taken; for a first one, whether any has since `iter()`.
+            own: the states of the loader's own ones. A thread moves them at any time.
+            first: it is the first one of a pass, for which a shuffle draws. The loop waits for it, unless a thread began before.
+        """
+        before, self._own = self._own, own
+        threads = self._begun if first else self._started()
+        if threads and (drew or (before is not None and same(before, own))):
+            self._say(THREAD, self.name, self.name)
+
+    def _started(self) -> set[threading.Thread]:
+        """Return the threads that the iterator has started, but for those that bring what worker processes have read."""
+        started = {*threading.enumerate()} - self._threads
+        return {each for each in started if not _runs(each).startswith(_BRINGING)}
 
     def left(self) -> None:
         """Note that another loader has ended the loop."""
@@ -151,7 +192,7 @@ class LoopUse:
             self._say(TAIL, self.name, tail, stepped)
         if self.delivered and not tail:
             self._usual = (self.delivered if usual in (-1, self.delivered) else 0, turns + 1)
-        if len(self._turns) < TURNS:
+        if self.watches:
             self._end_turn()
         self._stepped = self._stepped or self._taken > 0
         self._tail, self.delivered = (0, 0), 0
@@ -214,6 +255,11 @@ class LoopUse:
         if message not in self._said:
             self._said.add(message)
             log.warning(message, *values)
+
+
+def _runs(thread: threading.Thread) -> str:
+    """Return the module of what a thread runs."""
+    return f"{getattr(getattr(thread, '_target', None) or type(thread), '__module__', '')}."
 
 
 def _is_data(value: object, own: Set[int], levels: int = 2) -> bool:

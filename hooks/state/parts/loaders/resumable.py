@@ -120,6 +120,11 @@ class ResumableLoader:
         return 0 if resumes is None else resumes.taken
 
     @property
+    def _alone(self) -> bool:
+        """Whether this process reads the samples."""
+        return not getattr(self.loader, "num_workers", 0)
+
+    @property
     def progress(self) -> tuple[int, int]:
         """The passes that are over, and the batches that training has taken of this one."""
         return self.epoch, 0 if self._pass is None else self._pass.taken
@@ -142,6 +147,7 @@ class ResumableLoader:
         kept = keeps_workers(self.loader)
         epoch = next((each for each in self.epochs.of_samplers() if each is not None), None)
         first_draws.watch(self, None)
+        self.use.begins()
         this = Pass(begin, kept, epoch, self.epochs.passes(), before)
         batches = first_draws.by_loader(self._driver.begin)
         made = self.captured()
@@ -160,6 +166,7 @@ class ResumableLoader:
         self._own.look()
         self._after = self._after or self.captured()
         self.align_workers(resumes.kept)
+        self.use.begins()
         self.put_back(resumes.begin)
         loaded = self._driver.loaded
         self._driver.drew = loaded is None
@@ -195,10 +202,9 @@ class ResumableLoader:
         """Take the batches of before the restart again, and drop them."""
         first = mark = 0
         # Without workers, a dataset draws its random numbers between those of training: what it draws here is dropped, so it may differ.
-        alone = not getattr(self.loader, "num_workers", 0)
         drew = False
         for number in range(this.taken):
-            before = rng.capture() if alone and number and not drew else None
+            before = rng.capture() if self._alone and number and not drew else None
             if (batch := next(batches, _END)) is _END:
                 raise StateError(
                     f"the loader ended after {number} batches, and {this.taken} were taken before the restart: give it the "
@@ -260,6 +266,7 @@ class ResumableLoader:
                     if watched:
                         first_draws.watch(self, this)
                 now = self._before_batch(this, made)
+                before = rng.capture() if self.use.watches and self._alone else None
                 batch = (
                     first_draws.by_loader(lambda: next(batches, _END))
                     if first_draws.waiting
@@ -271,7 +278,14 @@ class ResumableLoader:
                 this.taken += 1
                 this.marks = (mark if this.taken == 1 else this.marks[0], mark)
                 if self._pass is this:
-                    self._driver.delivered(now is not None and same(now, self.captured()) != "")
+                    drew = now is not None and same(now, self.captured()) != ""
+                    if before is not None:
+                        if now is not None:
+                            before = self._driver.order_from(this.begin, made or now)
+                        after = self.captured() if now is not None else rng.capture()
+                        moved = before is not None and same(before, after) != ""
+                        self.use.fetched(moved, self._own.states(), first=now is not None)
+                    self._driver.delivered(drew)
                     self.use.took(batch)
                 yield batch
             if self._pass is this:

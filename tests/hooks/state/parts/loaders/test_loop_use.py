@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import re
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import spotguard
-from tests.fakes.passes import Loop, Rows, Script, said, unequal
+from tests.fakes.passes import WIDTH, Loop, Rows, Script, said, unequal
 from tests.fakes.store import FakeStore
 from tests.tiers import few_fast
 
@@ -398,6 +400,82 @@ def test_random_numbers_of_workers_that_stay_are_named_at_the_second_pass(
 
 def test_workers_that_stay_and_draw_nothing_are_exact(caplog: pytest.LogCaptureFixture) -> None:
     assert unequal(loop_of(plain, lambda: stays(Rows(24))), (3, 9)) == []
+    assert said(caplog) == []
+
+
+# --- threads that read ahead -------------------------------------------------------------------------------------
+
+
+class Noisy(Rows):
+    """Rows with noise from a generator of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.Generator().manual_seed(1)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + torch.rand(WIDTH, generator=self.own)
+
+
+class ReadAhead(DataLoader[torch.Tensor]):
+    """A loader whose batches a thread puts into a queue, as public packages have it."""
+
+    def __iter__(self) -> Any:
+        batches: queue.Queue[Any] = queue.Queue(2)
+        inner = super().__iter__()
+
+        def read() -> None:
+            for batch in inner:
+                batches.put(batch)
+            batches.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        return iter(batches.get, None)
+
+
+class ReadAheadLater(ReadAhead):
+    """The same, with a thread that begins when the first batch is asked for."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+DRAWING: dict[str, Callable[[Any], Any]] = {
+    "the dataset": lambda kind: kind(Noisy(), 2),
+    "the dataset, from the first batch on": lambda kind: (
+        ReadAheadLater(Noisy(), 2) if kind is ReadAhead else kind(Noisy(), 2)
+    ),
+    "the order": lambda kind: kind(Rows(), 2, shuffle=True),
+    "the order, with a generator": lambda kind: kind(
+        Rows(), 2, shuffle=True, generator=torch.Generator().manual_seed(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DRAWING)
+def test_random_numbers_of_a_thread_that_reads_ahead_are_named_once(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Loop(FakeStore()).live(loop_of(plain, lambda: DRAWING[what](ReadAhead)))
+    (line,) = said(caplog)
+    assert "train: a thread of this process reads ahead and draws random numbers" in line
+    assert unequal(loop_of(plain, lambda: DRAWING[what](DataLoader)), CUTS) == []
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        lambda: ReadAhead(Rows(), 2),
+        lambda: ReadAheadLater(Rows(), 2, shuffle=True),
+        lambda: ReadAhead(Rows(), 2, shuffle=True, num_workers=1),
+    ],
+    ids=["in order", "begun with the first batch", "a worker process reads"],
+)
+def test_a_thread_that_reads_ahead_and_draws_nothing_is_exact(
+    exact: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert unequal(loop_of(plain, exact), CUTS) == []
     assert said(caplog) == []
 
 
