@@ -127,19 +127,6 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     for notes in dicts:
         notes.dicts, notes.others = dicts, lambda: _tensors_of(values.values(), used=True)
 
-    loaders = [part.value for part in parts if isinstance(part, LoaderPart)]
-    owned = {
-        id(getattr(each, "optimizer", None))
-        for value in values.values()
-        for each in _with_attributes(value)
-        if is_like_scheduler(each)
-    }
-    for part in read:
-        if id(part.optimizer) in owned:
-            part.moves.explained = lambda: True
-        else:
-            part.moves.explained = lambda: any(map(_between_passes, loaders))
-
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)
 
@@ -166,25 +153,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
             {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},
             [m for v in values.values() if hasattr(type(v), "saved_modules") for m in v.saved_modules],
         ),
-        *(part.moves for part in read),
     )
     rng = RngPart(RNG, other_generators())
     return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, changing, beyond)
-
-
-def _with_attributes(value: Any) -> list[Any]:
-    try:
-        return [value, *attributes_of(value).values()]
-    except Exception:  # noqa: BLE001 - foreign code, which must not end register
-        return [value]
-
-
-def _between_passes(loader: ResumableLoader) -> bool:
-    taken = loader.progress[1]
-    try:
-        return taken in (0, len(loader))
-    except TypeError:  # a stream has no length
-        return taken == 0
 
 
 def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:

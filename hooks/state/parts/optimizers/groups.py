@@ -9,8 +9,7 @@ step, which is no news at a restart. An option that was another one at `register
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -25,89 +24,14 @@ from ...inventory.frozen import Forms, freeze
 from ...memory_access import copy_into
 from ..values import REFUSALS, error_text
 
-log = logging.getLogger("spotguard")
-
 #: Changed options that a warning names.
 _NAMED = 3
-
-#: Looks after which a run has shown whether a short schedule repeats: the last one is at boundary 16.
-_LOOKS = 6
 
 
 def options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a copy of the groups' options, without the parameters."""
     forms = Forms(objects=True)
     return [{key: freeze(each, forms) for key, each in group.items() if key != "params"} for group in groups]
-
-
-class FirstMoves:
-    """The first values of each option in the run. A schedule that gets back to them behind a restore has begun anew.
-
-    Looks at boundaries 0, 1, 2, 4, 8 and so on see the same first changes of a schedule in both lives, by step or by epoch.
-    A schedule by the step's number may be periodic. So two changes in a row must be those of the run's beginning, in a run
-    that was long enough to show that it does not get back there by itself.
-
-    Args:
-        name: the optimizer's registered name.
-        optimizer: the optimizer.
-    """
-
-    def __init__(self, name: str, optimizer: Optimizer) -> None:
-        self._name, self._optimizer = name, optimizer
-        #: Whether something else tells that a schedule goes on: a pass over the data begins, and with it a schedule within the
-        #: pass, or the checkpoint has the optimizer's scheduler. The registry sets it.
-        self.explained: Callable[[], bool] = lambda: False
-        self._before: dict[str, list[Any]] = {}
-        self.restored({})
-
-    def restored(self, seen: dict[str, list[Any]]) -> None:
-        """Begin from the options of a checkpoint, whose run had these first values."""
-        self._before, self._explained = dict(seen), False
-        #: The path of an option -> its values at the looks of this life, without repetitions in a row.
-        self._values: dict[str, list[Any]] = {}
-        self._looks = 0
-
-    @property
-    def seen(self) -> dict[str, list[Any]]:
-        """The path of an option -> its first values in the run, if it has changed twice and has not come back to a value."""
-        long = self._values.items() if self._looks >= _LOOKS else ()
-        return {path: each[:3] for path, each in long if len({*each}) == len(each) >= 3} | self._before
-
-    def begin(self) -> None:
-        """Change nothing: `restored` has begun anew, before the first look."""
-
-    def look(self) -> None:
-        """Note values, and warn about an option that goes through those of the run's beginning again."""
-        if not self._looks:
-            self._explained = self.explained()
-        self._looks += 1
-        anew = []
-        for path, value in self._numbers().items():
-            values = self._values.setdefault(path, [])
-            if values[-1:] == [value]:
-                continue
-            values.append(value)
-            first = self._before.get(path, ())
-            if len(values) == 3 and values[1:] in (first[:2], first[1:]) and values[0] not in first:
-                anew.append(f"{self._name}.{path} ({values[0]} when restored, then {values[1]}, {value} now)")
-        if anew and not self._explained:
-            more = f" and {len(anew) - 1} more" if len(anew) > 1 else ""
-            log.warning(
-                "%s%s has a value of the run's beginning again, so its schedule has begun anew and the resumed run is another one, unless "
-                "it follows from the step's number; register what sets it, with a state_dict() and a load_state_dict() [SG425]",
-                anew[0],
-                more,
-            )
-
-    def _numbers(self) -> dict[str, Any]:
-        return {
-            f"param_groups[{at}]['{key}']": value.item() if isinstance(value, torch.Tensor) else value
-            for at, group in enumerate(self._optimizer.param_groups)
-            for key, value in group.items()
-            if type(value) in (int, float)
-            or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta)
-            or (type(value) is tuple and {*map(type, value)} <= {int, float})
-        }
 
 
 def changed_since(

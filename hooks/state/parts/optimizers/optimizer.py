@@ -112,7 +112,6 @@ class OptimizerPart(Part):
         self._products = running_products(optimizer)
         #: The groups' options at `register`.
         self._first = groups.options(optimizer.param_groups)
-        self.moves = groups.FirstMoves(name, optimizer)
         #: Whether the checkpoint to restore is of this run. Then the restore also freezes and thaws as that run had done.
         self.own = True
         #: The first parameter at which the next boundary looks for layers that were frozen or trained.
@@ -317,7 +316,6 @@ class OptimizerPart(Part):
         more: dict[str, Any] = {
             "turned": turned,
             "gradients": self._graded.rstrip(gradients.NONE),
-            "moved": self.moves.seen,
             "other": other,
             "shards": shards,
             "placed": placed,
@@ -341,7 +339,7 @@ class OptimizerPart(Part):
     @staticmethod
     def without_state(tree: dict[str, Any]) -> dict[str, Any]:
         """Return the tree of an optimizer that has not stepped, with the learning rates of this one."""
-        kept = ("class", "param_groups", "registered", "turned", "gradients", "moved")
+        kept = ("class", "param_groups", "registered", "turned", "gradients")
         return {**{key: tree[key] for key in kept if key in tree}, "state": {}, "on_host": []}
 
     def merge(self, trees: SavedTrees) -> Any:
@@ -392,7 +390,6 @@ class OptimizerPart(Part):
         self.said = groups.news(self.name, here, self._first, tree)
         groups.put_back(self.name, self.optimizer, here, tree["param_groups"], self._param)
         if self.own:
-            self.moves.restored(tree.get("moved", {}))
             self._turn(tree.get("turned", {}))
         graded = {name: given for name, given in optimizer_tree.graded(tree).items() if name in self._param}
         gradients.put_back([self._param[name] for name in graded], "".join(graded.values()))
