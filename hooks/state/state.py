@@ -109,7 +109,7 @@ class State:
         registered = build(values, self._ranks)
         self.parts = registered.parts
         self._held = registered.held
-        watches = (*registered.changing, UnregisteredSchedulers(values))
+        watches = (registered.attributes, UnregisteredSchedulers(values))
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)
         #: The wrapped loaders. Each is told of every boundary, also if no copies are made there.
         self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
@@ -128,7 +128,9 @@ class State:
         ]
         #: Finds misuse of the guard in the training loop. It begins with the guard.
         saved = {part.name: part.optimizer for part in self._optimizers}
-        self.monitor = StepMonitor(values, saved, self._now, self.save_at_boundaries, registered.beyond)
+        self.monitor = StepMonitor(
+            values, saved, self._now, self.save_at_boundaries, registered.attributes.add
+        )
         #: The signs of the turn behind the last boundary.
         self.turn = TurnSigns(
             self.parts,
@@ -266,6 +268,7 @@ class State:
         if self.looks:  # it takes some ms each time, and the first step creates the moments and late layers
             looking = self._now()
             self._unsaved.look_elsewhere(self._refresh)
+            self.monitor.look_again()
             self._look_at = 0.0
             once += self._now() - looking
         if not self._detector.stands():  # a storage was resized: do not read the old block again
@@ -366,6 +369,9 @@ class State:
         """
         self.taken += 1
         self.audit.forget()
+        if not self.looks:
+            self.looks = True
+            self._unsaved.look_for_changes()
         for part in self.parts:
             part.at_boundary()
         self._threads = torch.get_num_threads()

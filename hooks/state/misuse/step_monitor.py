@@ -91,7 +91,7 @@ class StepMonitor:
         now: returns monotonic seconds.
         save_at_boundaries: called with the reason when a registered tensor changes outside a registered optimizer's
             step.
-        around: gets the unregistered wrappers of registered optimizers, and states of modules' communication hooks, by class.
+        around: called with each unregistered wrapper of a registered optimizer, and the state of a module's communication hook.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class StepMonitor:
         optimizers: Mapping[str, Optimizer],
         now: Callable[[], float],
         save_at_boundaries: Callable[[str], None],
-        around: dict[str, object],
+        around: Callable[..., None],
     ) -> None:
         self._values = values
         self._now, self._around = now, around
@@ -198,8 +198,12 @@ class StepMonitor:
             for value in self._values.values():
                 for _, state in getattr(value, "_comm_hooks", ()):
                     if not knows(self._values, state):
-                        self._around.setdefault(type(state).__name__, state)
+                        self._around(state)
             self._weights = None if self._registered else _weights_of(self._values)
+
+    def look_again(self) -> None:
+        """Look for wrappers in the next step of each optimizer: training may have made one."""
+        self._quiet = frozenset()
 
     def boundary(self) -> None:
         """End a turn. `guard.step()` calls this."""
@@ -265,9 +269,11 @@ class StepMonitor:
             if self._order is not None and key not in self._stepped:
                 # Skip this function, `_guarded` and `_on_step`; the next frame is torch's.
                 self._order.stepped(key, call_path(sys._getframe(3)))
-                if key in self._registered:
-                    for name, wrapper in wrappers_on(sys._getframe(3), optimizer, self._values):
-                        self._around.setdefault(name, wrapper)
+            if key in self._registered and key not in self._stepped:
+                for wrapper, shapes in wrappers_on(sys._getframe(3), optimizer, self._values):
+                    self._around(wrapper, shapes)
+                if self._order is None:
+                    self._quiet |= {key}
             self._stepped.add(key)
             self.steps += 1
         if self.steps >= self._look_at:

@@ -145,10 +145,10 @@ def _inside(value: object) -> Iterator[tuple[str, Any]]:
 
 def wrappers_on(
     frame: FrameType | None, optimizer: Optimizer, values: Mapping[str, Any]
-) -> Iterator[tuple[str, object]]:
-    """Yield the unregistered objects whose methods step an optimizer now, each with the name of its class.
+) -> Iterator[tuple[object, frozenset[torch.Size]]]:
+    """Yield the unregistered objects whose methods step an optimizer now.
 
-    An object with a model or a loader beside the optimizer trains, and wraps no optimizer.
+    An object with a model or a loader beside the optimizer trains rather than wraps, and comes with the shapes of all that it trains.
 
     Args:
         frame: the innermost frame of the step.
@@ -162,19 +162,14 @@ def wrappers_on(
         # `f_locals` keeps the values of a frame alive until the frame ends: ask only functions that end with the step.
         if code.co_argcount and "step" in code.co_name:
             owner = frame.f_locals.get(code.co_varnames[0])
-            if wraps(owner, optimizer) and not knows(values, owner):
-                yield type(owner).__name__, owner
+            foreign = owner is not optimizer and not isinstance(owner, _OPAQUE)
+            if foreign and holds(owner, {id(optimizer)}, depth=2) and not knows(values, owner):
+                trains = not isinstance(owner, Optimizer) and any(
+                    isinstance(each, (nn.Module, DataLoader)) for each in _within(owner, 2)
+                )
+                trained = (p.shape for group in optimizer.param_groups for p in group["params"] if trains)
+                yield owner, frozenset(trained)
         frame = frame.f_back
-
-
-def wraps(owner: object, optimizer: Optimizer) -> bool:
-    trains = any(isinstance(each, (nn.Module, DataLoader)) for each in _within(owner, 2))
-    return (
-        owner is not optimizer
-        and not isinstance(owner, _OPAQUE)
-        and (isinstance(owner, Optimizer) or not trains)
-        and holds(owner, {id(optimizer)}, depth=2)
-    )
 
 
 def knows(values: Mapping[str, Any], owner: object) -> bool:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ..memory_access import unreadable
-from ..parts.reachable import Changing
+from ..parts.attribute_watch import AttributeWatch
 from ..state_tensor import StateTensor
+from .unregistered import UnregisteredSchedulers
 
 log = logging.getLogger("spotguard")
 
@@ -17,24 +18,24 @@ class UnsavedState:
 
     Args:
         lost: returns a message about tensors that an optimizer holds and no save has; "" if all are saved.
-        changing: values outside the saved state that may be state.
+        watches: watches on values outside the saved state that may be state.
         save_at_boundaries: has saves wait for the boundary, for the given reason.
     """
 
     def __init__(
         self,
         lost: Callable[[], str],
-        changing: Sequence[Changing],
+        watches: Sequence[AttributeWatch | UnregisteredSchedulers],
         save_at_boundaries: Callable[[str], None],
     ) -> None:
-        self._lost, self._changing, self._save_at_boundaries = lost, changing, save_at_boundaries
+        self._lost, self._watches, self._save_at_boundaries = lost, watches, save_at_boundaries
         #: State that an optimizer now holds and that no save would contain. While it is not "", every save is refused.
         self.lacks = ""
         self._gone = ""
 
     def restored(self) -> None:
         """Begin anew to look for values that change: a restore is no change."""
-        for each in self._changing:
+        for each in self._watches:
             each.begin()
 
     def look_for_gaps(self, state_tensors: Sequence[StateTensor]) -> None:
@@ -62,5 +63,9 @@ class UnsavedState:
             self.lacks = lost
             if lost:
                 log.error("no save is possible: %s", lost)
-        for each in self._changing:
+        self.look_for_changes()
+
+    def look_for_changes(self) -> None:
+        """Name values outside the saved state that keep changing."""
+        for each in self._watches:
             each.look()

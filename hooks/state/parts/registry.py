@@ -17,13 +17,14 @@ from ....providers.errors import StateError
 from ...checkpoint.format.values.state_check import RNG
 from ..inventory.inner_tensors import outlined
 from ..inventory.objects import attributes as attributes_of
+from ..inventory.reachable import SavedTensors, unsaved
 from ..inventory.walk import tensors_in
 from ..sharding.dtensor import KnownTensor, RankOf
+from .attribute_watch import AttributeWatch
 from .loaders import ResumableLoader
 from .loaders.part import LoaderPart, refuse_bare
 from .module import ModulePart, module_part
 from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
-from .reachable import Changing, SavedTensors, attributes, counts, others_keep, unsaved
 from .rng import RngPart, other_generators
 from .stateful import ClassedPart, ScalerPart, is_like_scheduler, reads_a_device
 from .values import DictPart, Part, StatefulPart, TensorPart, has_state
@@ -48,9 +49,7 @@ class Registered:
     #: some ms, which is too slow for every boundary.
     lost: Callable[[], str]
     #: Values outside the saved state that may be state.
-    changing: tuple[Changing, ...]
-    #: Objects around registered optimizers that are not registered, by class. `changing` watches what training adds here.
-    beyond: dict[str, object]
+    attributes: AttributeWatch
 
 
 def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
@@ -137,25 +136,18 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     ):  # otherwise the optimizer may step these, as an adapter for such a framework registers them
         for each in read:
             check_groups(each)
-    beyond: dict[str, object] = {}
-    kept = [part.optimizer for part in read]
-    changing: tuple[Changing, ...] = (
-        counts(
-            [(n, each) for n, w in wrappers.items() for each in around(w)]
-            + [(p.name, p.optimizer) for p in read]
-        ),
-        others_keep(
-            beyond,
-            lambda: SavedTensors([*_tensors_of([*beside, *kept]), *_said_by(values.values())]),
-            values.values(),
-        ),
-        attributes(
-            {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)},
-            [m for v in values.values() if hasattr(type(v), "saved_modules") for m in v.saved_modules],
-        ),
-    )
+
+    def saved() -> SavedTensors:
+        kept = [*beside, *(part.optimizer for part in read)]
+        return SavedTensors([*_tensors_of(kept), *_said_by(values.values())])
+
+    plain = {n: values[n] for n, part in modules.items() if isinstance(part, ModulePart)}
+    others = [v for v in values.values() if not isinstance(v, (nn.Module, Optimizer))]
+    outer = [(n, each) for n, wrapper in wrappers.items() for each in around(wrapper)]
+    outer += [(part.name, part.optimizer) for part in read]
+    attributes = AttributeWatch(outer, plain, saved, others)
     rng = RngPart(RNG, other_generators())
-    return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, changing, beyond)
+    return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, attributes)
 
 
 def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ three conditions hold:
 One condition is not checked: the wrapper's own `step()` changes nothing before it calls the inner one. A wrapper that
 does (SAM) keeps the values it needs for this in its own state, so it fails the conditions above. A change of
 parameters before a hook is an edit between two boundaries, and the audit finds such edits before each step
-(`audit.py`). A number that a wrapper counts is not a tensor: `reachable.counts` warns about it.
+(`audit.py`). A number that a wrapper counts is not a tensor: `attribute_watch.py` names it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch.optim import Optimizer
 
 from ....providers.errors import StateError
-from .reachable import SavedTensors, unsaved
+from ..inventory.reachable import SavedTensors, unsaved
 from .values import REFUSALS, error_text
 
 #: The attributes in which wrappers keep the optimizer inside, and containers their optimizers.

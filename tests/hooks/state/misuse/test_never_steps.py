@@ -387,7 +387,7 @@ def test_steps_ask_for_no_time() -> None:
         asked.append(0.0)
         return 0.0
 
-    monitor = StepMonitor(pair.values, pair.optimizers, now, lambda why: None, {})
+    monitor = StepMonitor(pair.values, pair.optimizers, now, lambda why: None, lambda *around: None)
     monitor.begin()
     try:
         monitor.restored()
@@ -422,7 +422,7 @@ def test_the_guard_of_a_later_register_sees_its_own(caplog: pytest.LogCaptureFix
 def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another() -> None:
     """Of one turn, at one address: the first trains what is registered, the second does not."""
     pair, probe = Pair(), nn.Linear(2, 2)
-    monitor = StepMonitor(pair.values, pair.optimizers, lambda: 0.0, lambda why: None, {})
+    monitor = StepMonitor(pair.values, pair.optimizers, lambda: 0.0, lambda why: None, lambda *around: None)
     monitor.restored()
     for _ in range(1000):
         first = torch.optim.SGD(pair.a.parameters(), lr=0.1)

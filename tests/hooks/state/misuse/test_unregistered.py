@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -65,6 +66,12 @@ class LateAverage(Around):
         super().step()
 
 
+def without_source(inner: Optimizer) -> Any:
+    made: dict[str, Any] = {"LateAverage": LateAverage}
+    exec("class Written(LateAverage):\n    def step(self): LateAverage.step(self)", made)
+    return made["Written"](inner)
+
+
 class Clipping(Around):
     def begin(self) -> None:
         self.norms: deque[float] = deque(maxlen=4)
@@ -90,15 +97,24 @@ class Feedback(Around):
 
 
 class Shown(Around):
-    """Keeps bare numbers, which are shown or follow from others."""
+    """Keeps numbers and tensors that are shown, or that each step sets before it reads them."""
 
     def begin(self) -> None:
-        self.number, self.norm = 0, 0.0
+        self.number, self.norm, self.calls, self.grads = 0, 0.0, {"step": 0}, [torch.zeros(1)]
 
     def step(self) -> None:
         self.number += 1
-        self.norm = float(nn.utils.clip_grad_norm_(self.params(), 1.0))
+        self.calls["step"] += 1
+        if self.number % 2:
+            print(self.calls)
+        self.grads = [p.grad for p in self.params() if p.grad is not None]
+        self.norm = float(torch.stack([g.norm() for g in self.grads]).norm())
+        for grad in self.grads:
+            grad.mul_(1 / max(1.0, self.norm))
         super().step()
+
+    def report(self) -> str:
+        return f"{self.number}: {self.norm}"
 
 
 class Counted(Around):
@@ -107,7 +123,38 @@ class Counted(Around):
 
     def step(self) -> None:
         self.notes["number"] += 1
+        if self.notes["number"] % 3:
+            super().step()
+
+
+class Warmed(Around):
+    """Keeps nothing but a bare number, which decides."""
+
+    def begin(self) -> None:
+        self.number = 0
+
+    @property
+    def rate(self) -> float:
+        return min(0.1, self.number / 100)
+
+    def step(self) -> None:
+        self.number += 1
+        for group in self.inner.param_groups:
+            group["lr"] = self.rate
         super().step()
+
+
+class EveryFourthTurn(Around):
+    """Keeps a number that changes in each fourth turn only."""
+
+    def begin(self) -> None:
+        self.scales = [1.0]
+
+    def step(self) -> None:
+        super().step()
+        if self.inner.state[self.params()[0]]["step"] % 4 == 0:
+            self.scales[0] *= 0.5
+        self.inner.param_groups[0]["lr"] = 0.1 * self.scales[0]
 
 
 class Scratch(Around):
@@ -146,6 +193,12 @@ class TrainerWithNamespace(Trainer):
         super().begin()
         self.run = SimpleNamespace(model=self.model)
         del self.model
+
+
+class SlowBesideModel(SlowInDict):
+    def begin(self) -> None:
+        super().begin()
+        self.model = nn.Linear(1, 1)
 
 
 def job_of(make: Make, registered: Callable[[Optimizer, Any], dict[str, Any]]) -> Job:
@@ -196,7 +249,11 @@ def lives(make: Callable[[], Job], cut: int) -> None:
 WRAPPERS: dict[str, tuple[Make, str]] = {
     "slow weights in a dict": (SlowInDict, "SlowInDict.slow changes"),
     "average that the first step makes": (LateAverage, "LateAverage.mean changes"),
+    "average in code without source": (without_source, "Written.mean changes"),
     "count in a dict": (Counted, "Counted.notes changes"),
+    "bare number": (Warmed, "Warmed.number changes"),
+    "number that changes in each fourth turn": (EveryFourthTurn, "EveryFourthTurn.scales changes"),
+    "slow weights beside the model": (SlowBesideModel, "SlowBesideModel.slow changes"),
     "history of norms": (Clipping, "Clipping.norms changes"),
     "error feedback": (Feedback, "Feedback.error changes"),
     "Optimizer with a state_dict": (foreign.WithMean, "WithMean.mean changes"),
@@ -216,6 +273,54 @@ def test_unregistered_wrapper_with_state_is_named_in_one_line(
     (line,) = lines(caplog)
     assert line.startswith(expected)
     assert "register that object, a wrapper in its optimizer's place" in line
+
+
+class AverageOfLarge(LateAverage):
+    """Averages large gradients only."""
+
+    def step(self) -> None:
+        if self.params()[0].numel() > 12:
+            super().step()
+        else:
+            self.inner.step()
+
+
+def test_second_wrapper_of_a_class_is_watched_too(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 6), nn.Linear(6, 6))
+    optimizers = {str(at): torch.optim.SGD(layer.parameters(), lr=0.1) for at, layer in enumerate(model)}
+    wrappers = [AverageOfLarge(each) for each in optimizers.values()]
+
+    def step(number: int) -> None:
+        model.zero_grad()
+        model(torch.randn(5, 2)).square().mean().backward()
+        for each in wrappers:
+            each.step()
+
+    job = Job({"model": model, **optimizers}, step)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        step_on(guard, job, *range(5))
+    (line,) = lines(caplog)
+    assert line.startswith("AverageOfLarge 2.mean changes")
+
+
+def test_wrapper_that_training_makes_later_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def late(optimizer: Optimizer) -> Any:
+        steps, wrapper = itertools.count(), optimizer
+
+        def step() -> None:
+            nonlocal wrapper
+            if next(steps) == 5:
+                wrapper = SlowInDict(optimizer)  # type: ignore[assignment]
+            wrapper.step()
+
+        return SimpleNamespace(zero_grad=optimizer.zero_grad, step=step)
+
+    job = job_of(late, inner)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+        step_on(guard, job, *range(33))
+    assert [each.startswith("SlowInDict.slow changes") for each in lines(caplog)] == [True]
 
 
 @pytest.mark.parametrize(

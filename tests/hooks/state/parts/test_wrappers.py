@@ -157,17 +157,18 @@ def test_wrapper_that_gives_its_state_once_it_has_some_is_copied(folder: Path) -
 
 
 def test_numbers_that_a_wrapper_keeps_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, wherever they are. One that stays the same is no state."""
+    """In one line, wherever they are. One that stays the same is no state, nor one that only counts."""
 
     class Clipped(foreign.Accelerated):
         def __init__(self, optimizer: Optimizer) -> None:
             super().__init__(optimizer)
             self.history: list[float] = []
-            self.largest, self.total = 1.0, {"norm": 0.0}
+            self.largest, self.total, self.steps = 1.0, {"norm": 0.0}, [0]
 
         def step(self, closure: Any = None) -> Any:
             params = [p for group in self.param_groups for p in group["params"]]
-            self.history.append(float(nn.utils.clip_grad_norm_(params, self.largest)))
+            self.steps[0] += 1
+            self.history.append(float(nn.utils.clip_grad_norm_(params, self.largest + self.total["norm"])))
             if len(self.history) > 1:
                 self.total["norm"] += self.history[-1]
             super().step(closure)
@@ -176,7 +177,7 @@ def test_numbers_that_a_wrapper_keeps_are_named(folder: Path, caplog: pytest.Log
     with guarded(folder, job.values) as guard:
         guard.restore()
         step_on(guard, job, *range(5))
-    (line,) = [each for each in caplog.messages if "is in no state_dict()" in each]
+    (line,) = [each for each in caplog.messages if "no checkpoint has it" in each]
     assert line.startswith("optimizer.history (and 1 more) changes during training")
 
 

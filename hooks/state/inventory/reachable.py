@@ -7,8 +7,8 @@ functions, and for other objects the results of `gc.get_referents`.
 
 The search walks only optimizers, and leaves out the values of `EXEMPT`. A model's author decides about its other
 tensors. `register_buffer(persistent=False)` declares that `state_dict()` leaves a buffer out. Plain attributes are
-mostly masks and tables, so refusing them would refuse most models. If such a tensor, or a number, changes with each step, a
-warning reports it. An object with its own `state_dict()` has declared its state. `docs/how-to/training-script.md` documents all
+mostly masks and tables, so refusing them would refuse most models; `attribute_watch.py` names those that change with each
+step. An object with its own `state_dict()` has declared its state. `docs/how-to/training-script.md` documents all
 three cases.
 """
 
@@ -21,9 +21,8 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,11 +30,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..inventory import objects
-from ..inventory.inner_tensors import inner
-from ..inventory.walk import ATOMS, reach, tensors_in
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
+from .inner_tensors import inner
+from .walk import ATOMS, reach
 
 log = logging.getLogger("spotguard")
 
@@ -62,7 +60,7 @@ EXEMPT = {
     "device meshes and process groups": "they describe where tensors are",
 }
 
-_SCRATCH = frozenset({"main_grad", "_dummy_overflow_buf", "grad_scale", "found_inf", "defaults"})
+SCRATCH = frozenset({"main_grad", "_dummy_overflow_buf", "grad_scale", "found_inf", "defaults"})
 _NOT_OWNED = (
     type,
     types.ModuleType,
@@ -132,182 +130,6 @@ class SavedTensors:
         return saved_bytes
 
 
-#: Attributes of optimizers whose numbers are saved, or are torch's own counters.
-_NOT_COUNTS = frozenset({"_step_count", "_opt_called", "state", "param_groups", "defaults"})
-#: The newest items of a container whose numbers are compared.
-_LAST = 8
-
-
-class Changing(Protocol):
-    """A watch on values that may be state and that no checkpoint has."""
-
-    def begin(self) -> None:
-        """Begin anew: a restore has changed the values."""
-        ...
-
-    def look(self) -> None:
-        """Warn about what has changed since the last look. On the training thread."""
-        ...
-
-
-class ChangingValues:
-    """Values outside the saved state that may be scratch or state. A value that changes repeatedly causes a warning.
-
-    Args:
-        values: returns the current values, by the name for the warning.
-        times: a warning follows this many changes in a row, each between one call of `look` and the next.
-        message: the warning, with a placeholder for the name.
-    """
-
-    def __init__(self, values: Callable[[], dict[str, Any]], times: int, message: str) -> None:
-        self._values, self._times, self._message = values, times, message
-        #: Paths of objects that a warning has named. One line an object is enough.
-        self._told: set[str] = set()
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin anew: a restore has changed the values."""
-        self._seen = self._values()
-        self._row: dict[str, int] = {}
-
-    def look(self) -> None:
-        """Warn about values that have changed often enough, in one line, and once per object that holds them."""
-        now, told = self._values(), []
-        for name, value in now.items():
-            in_a_row = self._row.get(name, 0)
-            if in_a_row < self._times:
-                self._row[name] = in_a_row + 1 if name in self._seen and self._seen[name] != value else 0
-                if self._row[name] == self._times and name.rpartition(".")[0] not in self._told:
-                    told.append(name)
-        self._told |= {name.rpartition(".")[0] for name in told}
-        self._seen = now
-        if told:
-            log.warning(self._message, told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
-
-
-def counts(owners: Sequence[tuple[str, object]]) -> ChangingValues:
-    """Return a watch on the numbers that optimizers keep in attributes: no `state_dict()` of torch's has them.
-
-    Args:
-        owners: the optimizers and the wrappers around them, each with its registered name.
-    """
-
-    def values() -> dict[str, Any]:
-        return {
-            f"{name}.{key}": numbers
-            for name, owner in owners
-            for key, value in _dict_of(owner).items()
-            if key not in _NOT_COUNTS and (numbers := _numbers(value))
-        }
-
-    return ChangingValues(
-        values,
-        1,
-        "%s changes during training and is in no state_dict(), so it is not saved: a resumed run begins "
-        "with its initial value; keep it in param_groups, or give its class a state_dict() of its own [SG425]",
-    )
-
-
-def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
-    """Return a number, or the last ones in a container (as in a history of norms) and its length; () if there is none."""
-    if type(value) in (int, float):
-        return (value,)
-    if not depth or not isinstance(value, (list, tuple, deque, dict)):
-        return ()
-    held = islice(reversed(value.values() if isinstance(value, dict) else value), _LAST)
-    numbers = [number for each in held for number in _numbers(each, depth - 1)]
-    return (len(value), *numbers) if numbers else ()
-
-
-def others_keep(
-    owners: Mapping[str, object], saved: Callable[[], SavedTensors], registered: Collection[object]
-) -> ChangingValues:
-    """Return a watch on what objects around registered ones keep and no checkpoint has: tensors, and containers of numbers.
-
-    A bare number there is mostly shown (the last norm) or follows from the step's number.
-
-    Args:
-        owners: the objects, by the names of their classes. Training may add to them.
-        saved: returns the tensors that a checkpoint has.
-        registered: the registered values; containers among them and in them are saved.
-    """
-
-    def values() -> dict[str, Any]:
-        found = {}
-        kept = saved() if owners else SavedTensors(())
-        known = {id(each) for value in registered if owners for each in (value, *_held(value))}
-        for name, owner in owners.items():
-            for key, value in objects.attributes(owner).items():
-                tensors = () if key in _SCRATCH or key == "param_groups" else tensors_in(value)
-                try:
-                    forms = [
-                        (id(t), 0 if t.is_inference() else t._version)
-                        for t in tensors
-                        if _counts(t) and not kept.has(t)
-                    ]
-                    own = isinstance(value, (list, deque, dict)) and id(value) not in known
-                    numbers = _numbers(value) if own and key not in _NOT_COUNTS else ()
-                except RuntimeError:  # a circle, or another thread changes it
-                    continue
-                if forms or numbers:
-                    found[f"{name}.{key}"] = (forms, numbers)
-        return found
-
-    return ChangingValues(
-        values,
-        1,
-        "%s changes during training, in an object around a registered one that is not registered, so no checkpoint has it: a resumed "
-        "run begins with its initial value; register that object, a wrapper in its optimizer's place, with a state_dict() and a "
-        "load_state_dict() that include it [SG425]",
-    )
-
-
-def _held(value: object) -> Iterable[object]:
-    return (value if isinstance(value, dict) else objects.attributes(value)).values()
-
-
-def attributes(modules: Mapping[str, nn.Module], saved: Collection[object] = ()) -> ChangingValues:
-    """Return a watch on what modules keep and `state_dict()` leaves out: tensors and numbers in attributes, and buffers that
-    are not persistent.
-
-    A table is made once, and state changes with each step. The watch waits for two changes in a row: tables are made
-    in the first forward, or grow. It leaves out `training`, which scripts set before each use, and modules that save more
-    than tensors (`get_extra_state`).
-
-    Args:
-        modules: by registered name, the modules whose `state_dict()` is torch's.
-        saved: modules inside them whose attributes another registered value saves.
-    """
-    known = {*map(id, saved)}
-
-    def values() -> dict[str, Any]:
-        return {
-            f"{name}.{prefix}.{key}".replace("..", "."): form
-            for name, module in modules.items()
-            for prefix, each in module.named_modules()
-            if id(each) not in known and type(each).get_extra_state is nn.Module.get_extra_state
-            for key, value in (*vars(each).items(), *each._buffers.items())
-            if key != "training" and (key not in each._buffers or key in each._non_persistent_buffers_set)
-            if (form := _form(value)) is not None
-        }
-
-    return ChangingValues(
-        values,
-        2,
-        "%s changes during training and state_dict() leaves it out, so it is not saved: a resumed run begins with "
-        "its initial value; if that matters, use a persistent buffer, or set it from the step's number in each turn",
-    )
-
-
-def _form(value: Any) -> Any:
-    """Return what is equal while a tensor or a number has not changed; None for other values, and for numbers that are no numbers."""
-    if type(value) in (bool, int, float):
-        return value if value == value else None
-    if not isinstance(value, torch.Tensor) or unreadable(value) or not _counts(value) or value.is_inference():
-        return None
-    return id(value), value._version, value.data_ptr()
-
-
 def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]) -> list[str]:
     """Return the paths to tensors, optimizers and scalers that `root` holds and no checkpoint has; nearest first.
 
@@ -329,12 +151,12 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
     for path, child in reach(root, _children, enters, depth=DEPTH, most=most, known=known):
         kind, found = type(child), found + 1
         if issubclass(kind, torch.Tensor):
-            if _counts(child) and not saved.has(child):
+            if may_be_state(child) and not saved.has(child):
                 paths.append(name + path)
         elif issubclass(kind, Optimizer) or (issubclass(kind, torch.amp.GradScaler) and child.is_enabled()):
             paths.append(f"{name}{path} ({kind.__name__})")
         elif issubclass(kind, nn.Module):
-            lost = [key for key, each in _state_of(child) if _counts(each) and not saved.has(each)]
+            lost = [key for key, each in _state_of(child) if may_be_state(each) and not saved.has(each)]
             paths += [f"{name}{path}.{key}" for key in lost]
     if found >= most:
         log.info(
@@ -343,7 +165,7 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
     return paths
 
 
-def _counts(tensor: torch.Tensor) -> bool:
+def may_be_state(tensor: torch.Tensor) -> bool:
     """Return whether the tensor has bytes that may be state."""
     return tensor.numel() > 0 and not tensor.is_meta and tensor.grad_fn is None
 
@@ -385,7 +207,7 @@ def _children(owner: Any) -> Iterator[tuple[str, Any]]:
             if type(key) not in ATOMS:
                 yield " (a key)", key
                 yield "[…]", value
-            elif key not in _SCRATCH:
+            elif key not in SCRATCH:
                 yield f"[{key!r}]", value
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         for number, value in enumerate(list(owner)):
@@ -415,5 +237,5 @@ def _dict_of(owner: object) -> dict[str, Any]:
 
 def _attributes(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in list(table.items()):
-        if key not in _SCRATCH and not (key.startswith("_optimizer_") and key.endswith("_hooks")):
+        if key not in SCRATCH and not (key.startswith("_optimizer_") and key.endswith("_hooks")):
             yield f".{key}", value

@@ -1,0 +1,291 @@
+"""Attributes that change during training and that no checkpoint has: of modules, of optimizers, and of objects around them.
+
+A table is made once, and state changes with each step. So an attribute is named after two changes in a row, each between two
+looks. A table that grows has another shape, and begins anew. A value that is only shown is no state, nor a number that a script
+sets from the step's number, nor what each turn sets before it reads it: the source of the object's own steps must tell.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import textwrap
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..inventory import objects
+from ..inventory.reachable import SCRATCH, SavedTensors, may_be_state
+from ..inventory.walk import tensors_in
+from ..memory_access import unreadable
+
+log = logging.getLogger("spotguard")
+
+#: Attributes of optimizers that are saved, or are torch's own counters.
+_NOT_COUNTS = frozenset({"_step_count", "_opt_called", "state", "param_groups", "defaults"})
+#: Attributes of each module that torch fills, and the mode, which scripts set before each use.
+_MODULE = frozenset(vars(nn.Module()))
+#: The newest items of a container whose numbers are compared, and about as many items of an array.
+_LAST, _ITEMS = 16, 1024
+#: A container with more items holds data: its tensors are not looked at.
+_LONG = 10_000
+#: Methods of modules with which a class decides itself what is saved.
+_SAVING = ("get_extra_state", "state_dict", "_save_to_state_dict")
+#: Calls that only show what they are given.
+_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "write", "add_scalar", "set_postfix"})
+
+_IN_OPTIMIZER = "keep it in param_groups, or give its class a state_dict() of its own"
+_AROUND = "register that object, a wrapper in its optimizer's place, with a state_dict() and a load_state_dict() that include it"
+_IN_MODULE = "if that matters, use a persistent buffer, or set it from the step's number in each turn"
+
+
+class Attribute(NamedTuple):
+    """An attribute of an object with a name, and what to do if no checkpoint has it."""
+
+    name: str
+    owner: Any
+    key: str
+    value: Any
+    remedy: str
+
+
+class AttributeWatch:
+    """The attributes of some objects from look to look.
+
+    Args:
+        optimizers: the optimizers, and wrappers that are saved as those inside them. Their tensors are refused (`reachable.py`).
+        modules: the modules whose `state_dict()` is torch's, by registered name.
+        saved: returns the tensors that a checkpoint has, and all buffers.
+        registered: the registered values that are neither. A container among them, or in one of them, is saved.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[tuple[str, Any]],
+        modules: Mapping[str, nn.Module],
+        saved: Callable[[], SavedTensors],
+        registered: Collection[Any],
+    ) -> None:
+        self._optimizers, self._modules = optimizers, modules
+        self._saved, self._registered = saved, registered
+        #: Objects around registered ones, by the name for messages, and the shapes that state in them has.
+        self._around: dict[str, tuple[Any, frozenset[torch.Size]]] = {}
+        owners = (value for value in registered if hasattr(type(value), "saved_modules"))
+        self._elsewhere = {id(each) for value in owners for each in value.saved_modules}
+        #: The names of objects that a warning has named. One line an object is enough.
+        self._told: set[str] = set()
+        self.begin()
+
+    def add(self, owner: object, shapes: frozenset[torch.Size] = frozenset()) -> None:
+        """Watch an object around registered ones from now on.
+
+        Args:
+            owner: the object.
+            shapes: of all that it trains, if it does. Among so much else, only tensors in all of these shapes are state.
+        """
+        if all(owner is not each for each, _ in self._around.values()):
+            kind = type(owner).__name__
+            name = f"{kind} {len(self._around) + 1}" if kind in self._around else kind
+            self._around[name] = owner, shapes
+            self._seen |= {key: mark for key, mark, _ in _marks(_around(name, owner))}
+
+    def begin(self) -> None:
+        """Begin anew: a restore has changed the values."""
+        self._seen = {key: mark for key, mark, _ in _marks(self._attributes())}
+        self._row: dict[Any, int] = {}
+
+    def look(self) -> None:
+        """Warn about what has changed twice in a row, in one line, and once for each object. On the training thread."""
+        before, self._seen, found = self._seen, {}, []
+        for key, mark, each in _marks(self._attributes()):
+            self._seen[key] = mark
+            self._row[key] = self._row.get(key, 0) + 1 if before.get(key, mark) != mark else 0
+            if self._row[key] == 2 and each.name not in self._told and self._is_lost(each):
+                found.append(each)
+        self._told |= {each.name for each in found}
+        if found:
+            log.warning(
+                "%s.%s%s changes during training, and no checkpoint has it: a resumed run begins with its initial value; %s [SG425]",
+                found[0].name,
+                found[0].key,
+                f" (and {len(found) - 1} more)" if found[1:] else "",
+                found[0].remedy,
+            )
+
+    def _attributes(self) -> Iterator[Attribute]:
+        for name, owner in self._optimizers:
+            for key, value in getattr(owner, "__dict__", {}).items():
+                if key not in _NOT_COUNTS and not isinstance(value, torch.Tensor):
+                    yield Attribute(name, owner, key, value, _IN_OPTIMIZER)
+        for name, (owner, _) in [*self._around.items()]:
+            yield from _around(name, owner)
+        for name, module in self._modules.items():
+            for prefix, each in module.named_modules():
+                kind: Any = type(each)
+                if not _declares(kind) and id(each) not in self._elsewhere:
+                    loose = {key: each._buffers[key] for key in each._non_persistent_buffers_set}
+                    for key, value in (vars(each) | loose).items():
+                        if key not in _MODULE:
+                            yield Attribute(f"{name}.{prefix}".rstrip("."), each, key, value, _IN_MODULE)
+
+    def _is_lost(self, each: Attribute) -> bool:
+        """Return whether the owner's steps read what they have changed, and no checkpoint has it.
+
+        Numbers that a script sets are the script's. Tensors may be changed under other names, and what a wrapper averages is for others.
+        """
+        read, changed = _used(each.owner.__class__)
+        reads, changes = each.key in read or not read, each.key in changed
+        shapes = self._around.get(each.name, (None, frozenset()))[1]
+        tensors = [*_tensors(each.value)]
+        if not tensors:
+            return reads and changes and not shapes and not self._has_container(each.value)
+        loose, kept = getattr(each.owner, "_non_persistent_buffers_set", ()), self._saved()
+        unsaved = {t.shape for t in tensors if each.key in loose or not kept.has(t)}
+        return bool(unsaved) and shapes <= unsaved and (reads or (changes and each.remedy is _AROUND))
+
+    def _has_container(self, value: Any) -> bool:
+        held = (each if isinstance(each, dict) else objects.attributes(each) for each in self._registered)
+        same = any(value is one for each in held for one in (each, *each.values()))
+        return same and not isinstance(value, (int, float))
+
+
+@functools.cache
+def _declares(kind: type[nn.Module]) -> bool:
+    """Return whether a class decides itself what is saved, or is torch's, which keeps no state that it does not save."""
+    own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in _SAVING)
+    return own or kind.__module__.startswith("torch.nn.")
+
+
+def _around(name: str, owner: object) -> Iterator[Attribute]:
+    for key, value in objects.attributes(owner).items():
+        if key not in SCRATCH and key != "param_groups":
+            yield Attribute(name, owner, key, value, _AROUND)
+
+
+def _marks(attributes: Iterable[Attribute]) -> Iterator[tuple[Any, Any, Attribute]]:
+    """Yield each attribute with what tells it from others, its shapes included, and what is equal while it has not changed."""
+    for each in attributes:
+        try:
+            tensors = [*_tensors(each.value)]
+            mark = [(id(t), t._version, 0 if unreadable(t) else t.data_ptr()) for t in tensors]
+            if numbers := _numbers(each.value):
+                mark.append(numbers)
+        except Exception:  # noqa: BLE001 - a circle, a container's own code, or another thread changes it
+            continue
+        if mark:
+            yield (each.name, each.key, *(t.shape for t in tensors)), mark, each
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if not (isinstance(value, (list, dict, deque)) and len(value) > _LONG):
+        for tensor in tensors_in(value):
+            if may_be_state(tensor) and not tensor.is_inference():
+                yield tensor
+
+
+def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
+    """Return a number, or the last ones in a container (as in a history of norms) and its length; () if there is none."""
+    if type(value) in (bool, int, float):
+        return (value,) if value == value else ()
+    if objects.is_array(value, scalars=True):
+        return (hash(value.flat[:: 1 + value.size // _ITEMS].tobytes()),)
+    if not depth or not isinstance(value, (list, tuple, deque, dict)):
+        return ()
+    held = islice(reversed(value.values() if isinstance(value, dict) else value), _LAST)
+    numbers = [number for each in held for number in _numbers(each, depth - 1)]
+    return (len(value), *numbers) if numbers else ()
+
+
+# --- what an object's own code does with an attribute ---
+
+
+@functools.cache
+def _used(kind: type) -> tuple[set[str], set[str]]:
+    """Return the attributes that a step or a forward reads for more than to change or show them, and those that it changes, both as an
+    earlier turn left them. No names come from code without source, nor from the state of a communication hook, whose function steps.
+    """
+    classes = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
+    names = {key for each in classes for key in vars(each) if "step" in key or key in ("forward", "__call__")}
+    read, changed, done = set[str](), set[str](), set[str]()
+    while names := names - done:
+        done |= names
+        for name in names:
+            for method in (vars(each)[name] for each in classes if name in vars(each)):
+                me, statements = _source(getattr(method, "fget", method))
+                if statements:
+                    _follow(me, statements, read, changed)
+                if "super" not in (getattr(each, "id", "") for top in statements for each in ast.walk(top)):
+                    break
+        names = {*read}
+    return read, changed
+
+
+def _source(method: Any) -> tuple[str, list[ast.stmt]]:
+    """Return the name of a method's object in its source, and its statements; none if there is no source."""
+    with suppress(Exception):  # code that a notebook or `exec` has made
+        for each in ast.parse(textwrap.dedent(inspect.getsource(method))).body:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
+                return each.args.args[0].arg, each.body
+    return "", []
+
+
+def _follow(me: str, statements: list[ast.stmt], read: set[str], changed: set[str]) -> None:
+    """Add what the statements of a method read and change. What it sets at its top before it reads it, no turn leaves for the next."""
+    here, scratch = set[str](), set[str]()
+    for top in statements:
+        for statement in ast.walk(top):
+            if isinstance(statement, ast.stmt) and not _shows(statement):
+                loads, sets = _touched(statement, me)
+                inside = (
+                    [_touched(each, me) for each in statement.body] if isinstance(statement, ast.If) else []
+                )
+                if all(each <= own for each, own in inside):  # as in a history that is cut when it is long
+                    loads -= {key for _, own in inside for key in own}
+                here |= loads - sets - scratch
+                if statement is top and isinstance(top, ast.Assign):
+                    scratch |= sets - loads - here
+                changed |= sets - scratch
+    read |= here | {me}  # so that a method with source that reads nothing is no method without source
+
+
+def _touched(statement: ast.stmt, me: str) -> tuple[set[str], set[str]]:
+    """Return the attributes that a statement reads, and those that it sets, as also `self.norms.append(norm)` does."""
+    loads, sets = {""}, {""}
+    for each in _parts(statement):
+        if isinstance(each, (ast.Attribute, ast.Subscript)):
+            (loads if isinstance(each.ctx, ast.Load) else sets).add(_key(each, me))
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        sets.add(_key(getattr(statement.value.func, "value", statement), me))
+    return loads - {""}, sets - {""}
+
+
+def _parts(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a statement, without the statements in it."""
+    for each in ast.iter_child_nodes(statement):
+        if not isinstance(each, ast.stmt):
+            yield each
+            yield from _parts(each)
+
+
+def _key(node: ast.AST, me: str) -> str:
+    """Return the attribute of the object that an expression begins with, as `slow` of `self.slow[param].data`; "" if there is none."""
+    key = ""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        key, node = node.attr if isinstance(node, ast.Attribute) else "", node.value
+    return key if isinstance(node, ast.Name) and node.id == me else ""
+
+
+def _shows(statement: ast.AST) -> bool:
+    """Return whether a statement does no more than to show values."""
+    if isinstance(statement, ast.If):
+        return all(map(_shows, (*statement.body, *statement.orelse)))
+    function = getattr(getattr(statement, "value", None), "func", None)
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return isinstance(statement, ast.Expr) and name in _SHOWING

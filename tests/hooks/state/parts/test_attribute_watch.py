@@ -1,0 +1,241 @@
+"""What a module keeps and its `state_dict()` leaves out is named if the module's forward reads it from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.fakes.training import guarded, seed
+
+pytestmark = pytest.mark.torch
+
+
+class Kept(nn.Module):
+    """Keeps what its `state_dict()` leaves out: a table, a tensor that grows in the first forward, and state of four kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.scratch: torch.Tensor
+        self.register_buffer("scratch", torch.zeros(4), persistent=False)
+        self.table = torch.arange(4.0)
+        self.grown: torch.Tensor | None = None
+        self.last: torch.Tensor | None = None
+        self.mean = torch.zeros(4)
+        self.calls, self.rate, self.bad = 0, 1.0, float("nan")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grown is None:
+            self.grown = torch.ones(4)
+        self.mean.lerp_(x.detach(), 0.1)
+        self.calls, self.rate = self.calls + 1, self.rate * 0.9
+        self.scratch.lerp_(x.detach(), 0.1)
+        self.last = self.weight * x * self.rate + self.mean + self.scratch + self.grown
+        return self.last / self.calls
+
+
+class KeptAndSaved(Kept):
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"mean": self.mean, "calls": self.calls, "rate": self.rate}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_a_module_that_changes_what_its_state_leaves_out_is_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its author may have forgotten a buffer; a table is none, nor what is saved otherwise, nor a mode that the script sets."""
+    seed()
+    model = nn.Sequential(Kept(), Kept(), KeptAndSaved())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Saves:
+        saved_modules = (model[1],)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"mean": model[1].mean}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            model[1].mean = state["mean"]
+
+    with guarded(folder, {"model": model, "optimizer": optimizer, "means": Saves()}) as guard:
+        guard.restore()
+        for turn in range(17):
+            model(torch.rand(4)).sum().backward()
+            optimizer.step()
+            model.train((turn + 1).bit_length() % 2 == 0)  # another one at each search
+            guard.step()
+        guard.save()
+    told = [each for each in caplog.messages if "no checkpoint has it" in each]
+    assert [each.partition(" changes ")[0] for each in told] == ["model.0.mean (and 3 more)"]
+
+
+def test_a_restore_is_no_change_of_a_number(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is what a script sets once, before or behind it."""
+    seed()
+    model = Kept()
+    with guarded(folder, {"model": model}) as guard:
+        for number in range(5):
+            model.calls = number
+            guard.restore()
+            guard.step()
+            guard.save()
+    assert "no checkpoint has it" not in caplog.text
+
+
+class Scaled(nn.Module):
+    """Scales what passes by `factor`, from what it keeps in `kept`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.drop = nn.Dropout(0.0)
+        self.kept: Any = self.first()
+
+    def first(self) -> Any:
+        return [0]
+
+    def factor(self) -> float:
+        self.kept[0] += 1
+        return float(0.9 ** self.kept[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.weight * self.drop(x) * self.factor()
+        return scaled
+
+
+class InDict(Scaled):
+    def first(self) -> Any:
+        return {0: 0}
+
+
+class InArray(Scaled):
+    def first(self) -> Any:
+        return np.zeros(5)
+
+
+class InTensors(Scaled):
+    def first(self) -> Any:
+        return [torch.zeros(()), torch.zeros(())]
+
+
+class Counting(Scaled):
+    """Counts batches, which nothing reads."""
+
+    def factor(self) -> float:
+        self.kept[0] += 1
+        self.num_batches_tracked = getattr(self, "num_batches_tracked", 0) + 1
+        return 1.0
+
+
+class CountingInFront(nn.BatchNorm1d):
+    """Counts batches, and reads nothing itself; the batches are what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.drop, self.kept = nn.Dropout(0.0), {"batches": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept["batches"] += 1
+        return super().forward(x.expand(2, 4) * torch.tensor([[1.0], [2.0]]))
+
+
+class CutWhenLong(Scaled):
+    """Has the last values, for others."""
+
+    def factor(self) -> float:
+        self.kept.append(len(self.weight))
+        if len(self.kept) > 3:
+            self.kept.pop(0)
+        return 1.0
+
+
+class ByNumber(Scaled):
+    """Has its factor from the script."""
+
+    temperature = 1.0
+
+    def factor(self) -> float:
+        return self.temperature
+
+
+class Growing(Scaled):
+    """Has a table that is longer in each turn."""
+
+    def factor(self) -> float:
+        self.kept = torch.arange(1.0 + len(self.kept))
+        return float(self.kept.max())
+
+
+class Showing(Scaled):
+    """Keeps the last value, for others."""
+
+    def factor(self) -> float:
+        self.kept = torch.rand(2)
+        return float(self.kept.max())
+
+
+class Metric(Scaled):
+    """Has a `state_dict` of its own, as torchmetrics'."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().state_dict(*args, **kwargs)
+
+
+def named(folder: Path, caplog: pytest.LogCaptureFixture, model: nn.Module, **more: Any) -> list[str]:
+    seed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guarded(folder, {"model": nn.Sequential(model), "optimizer": optimizer, **more}) as guard:
+        guard.restore()
+        for turn in range(9):
+            vars(model)["temperature"] = 1.0 / (1 + turn)
+            model.drop.p = 0.1 / (1 + turn)  # type: ignore[union-attr]
+            model(torch.rand(4)).sum().backward()
+            optimizer.step()
+            guard.step()
+    return [each.partition(" changes ")[0] for each in caplog.messages if "[SG425]" in each]
+
+
+@pytest.mark.parametrize("kind", [Scaled, InDict, InArray, InTensors])
+def test_counter_in_a_container_of_a_module_is_named(
+    kind: Callable[[], nn.Module], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, kind()) == ["model.0.kept"]
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingInFront, CutWhenLong, ByNumber, Growing, Showing, Metric])
+def test_value_that_no_forward_keeps_for_the_next_is_not_named(
+    kind: Callable[[], nn.Module], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, kind()) == []
+
+
+@pytest.mark.parametrize("kind", [InDict, InTensors])
+def test_container_of_a_module_that_is_registered_is_not_named(
+    kind: Callable[[], Any], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = kind()
+    kept = model.kept if kind is InDict else {"kept": model.kept}
+    assert named(folder, caplog, model, kept=kept) == []
+
+
+def test_change_is_seen_at_saves_too(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A number that changed behind the last look, and once before, is named in the first of two saves."""
+    seed()
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with guarded(folder, {"model": model, "optimizer": optimizer}) as guard:
+        guard.restore()
+        for turn in range(7):
+            model.kept = [model.kept[0] + (turn in (2, 5))]
+            guard.step()
+        assert "[SG425]" not in caplog.text
+        guard.save()
+        assert caplog.text.count("model.kept changes") == 1
