@@ -180,7 +180,8 @@ def knows(values: Mapping[str, Any], owner: object) -> bool:
 class UnregisteredSchedulers:
     """The search for torch's schedulers of registered optimizers that no registered object has.
 
-    torch leaves a mark on an optimizer's `step`, but no reference to the scheduler, so the garbage collector finds it.
+    torch leaves a mark on an optimizer's `step`, but no reference to the scheduler, so the garbage collector finds it: 80 ns for each
+    object of the process. So it is asked only once for each sign of a scheduler, and for no optimizer with a registered one.
 
     Args:
         values: the registered values, by name.
@@ -194,26 +195,30 @@ class UnregisteredSchedulers:
         ]
         self._optimizers = [each for _, each in like]
         self._names = {id(each): name for name, each in like}
-        #: Looks that are left, at boundaries 0 and 1: 80 ns for each object of the process. Scripts make schedulers before that.
-        self._looks = 2
+        #: The signs that a search has followed, by the id of an optimizer: 1 is torch's mark, and 2 another learning rate.
+        self._signs = dict.fromkeys(self._names, 0)
+        self.begin()
 
     def begin(self) -> None:
-        """Change nothing: one search is enough."""
+        """Begin anew: a restore has changed learning rates."""
+        self._rates = {id(each): _rates(each) for each in self._optimizers}
 
     def look(self) -> None:
-        """Warn about these schedulers, once."""
-        self._looks -= 1
-        marked = any(
-            hasattr(getattr(each, "step", None), "_wrapped_by_lr_sched") for each in self._optimizers
-        )
-        if self._looks < 0 or not self._optimizers or (self._looks == 0 and not marked):
-            return
-        found = self._schedulers()
-        self._looks = 0 if found else self._looks
+        """Warn about these schedulers, once for each optimizer."""
+        wanted = []
+        for each in self._optimizers:
+            marked = hasattr(getattr(each, "step", None), "_wrapped_by_lr_sched")
+            signs = self._signs[id(each)] | marked | 2 * (_rates(each) != self._rates[id(each)])
+            if signs != self._signs[id(each)] and not any(
+                one.optimizer is each for one in self._registered()
+            ):
+                wanted.append(each)
+            self._signs[id(each)] = signs
+        found = self._schedulers(wanted) if wanted else []
         below = {
             id(one) for each in found for held in vars(each).values() for one in (held, *_within(held, 1))
         }
-        found = [each for each in found if id(each) not in below and not knows(self._values, each)]
+        found = [each for each in found if id(each) not in below]
         if found:
             log.warning(
                 "a scheduler of %s is not registered (%s), so a resumed run begins it anew, unless it follows from the step's number; add "
@@ -222,10 +227,21 @@ class UnregisteredSchedulers:
                 few(dict.fromkeys(type(each).__name__ for each in found)),
             )
 
-    def _schedulers(self) -> list[LRScheduler]:
-        holders = gc.get_referrers(*self._optimizers)
+            self._signs |= {id(each.optimizer): 3 for each in found}
+
+    def _registered(self) -> Iterator[LRScheduler]:
+        for value in self._values.values():
+            yield from (each for each in (value, *_within(value)) if isinstance(each, LRScheduler))
+
+    def _schedulers(self, optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
+        holders = gc.get_referrers(*optimizers)
         dicts = [each for each in holders if type(each) is dict and "last_epoch" in each]
         if dicts:  # the attributes of an object in a dict, and otherwise the object itself
             holders += gc.get_referrers(*dicts)
         found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
         return [each for each in found.values() if id(getattr(each, "optimizer", None)) in self._names]
+
+
+def _rates(optimizer: Optimizer) -> list[Any]:
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [getattr(each, "_version", each) for each in rates]
