@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import queue
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,18 +45,11 @@ from .actions import (
 from .core.failures.memory import EVERY, MemoryWatch
 from .core.machine import Machine
 from .events import (
-    Closed,
     Event,
-    HealthChanged,
     Launched,
-    NoticeGone,
-    NoticeSeen,
     ProcessSeen,
     Signalled,
-    SourceGone,
     StatusAsked,
-    Watching,
-    WindowTold,
 )
 from .ipc.heartbeats import Heartbeats
 from .ipc.process_stat import may_run
@@ -81,6 +75,19 @@ logger = logging.getLogger("spotguard.agent")
 
 #: Seconds. A queue cannot wait for longer than 292 years (`threading.TIMEOUT_MAX`), and a peer may name any deadline.
 _LONGEST_SLEEP = 3600.0
+#: Seconds after an error of the agent until what was due is tried again.
+_AGAIN = 1.0
+
+
+@contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    """Log an error of the agent, whose bugs must not leave the command unguarded: what follows is done all the same."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except Exception:
+        logger.exception("an error of the agent in %s", what)
 
 
 class Watches(Protocol):
@@ -142,38 +149,34 @@ class Agent:
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
         self._check_at = self._memory_at = 0.0
+        self._again_at: float | None = None
         self._code: int | None = None
         self._until = 0.0
 
     def run(self) -> int:
         """Run until the machine requests `Finish`, and return the exit code."""
-        if self._alerts is not None:
-            self._alerts.start()
+        with _guarded("the start of the helper of alerts"):
+            if self._alerts is not None:
+                self._alerts.start()
         actions = self._machine.begin(self._clock.monotonic(), self._orphan)
         self._server.departing = self._machine.departing
         self._carry_out(actions)
         self._manager.ready(self._clock.monotonic())
         while self._code is None:
-            self._report()
-            event = self._next()
-            try:
-                self._handle(event)
-                self._measure(event)
-            except (CommandError, KeyboardInterrupt):
-                raise
-            except Exception:
-                # A bug in the handling of one event must not leave the command unguarded: the loop goes on.
-                logger.exception("an error of the agent in %s", type(event).__name__)
+            with _guarded("the report to systemd"):
+                self._report()
+            self._handle(self._next())
         self._manager.stopping()
-        drain(
-            self._events,
-            self._clock,
-            failed=self._code != 0,
-            until=self._until,
-            notice_hook=self._notice_hook,
-            alerts=self._alerts,
-            stall_recorder=self._stall_recorder,
-        )
+        with _guarded("the wait for the last helpers"):
+            drain(
+                self._events,
+                self._clock,
+                failed=self._code != 0,
+                until=self._until,
+                notice_hook=self._notice_hook,
+                alerts=self._alerts,
+                stall_recorder=self._stall_recorder,
+            )
         return self._code
 
     def _report(self) -> None:
@@ -190,61 +193,78 @@ class Agent:
         return self._server.serves and all(watch.alive for watch in self._watches)
 
     def _next(self) -> Event | None:
-        check = self._check_at if self._watches else None
-        sign = self._manager.next_sign if self._lives else None
-        memory = self._memory_at if self._memory is not None and self._machine.sessions else None
-        beat = None if self._alerts is None else self._alerts.next_beat
-        times = (self._machine.next_wake, self._feed.next_beat, check, sign, memory, beat)
-        due = [t for t in times if t is not None]
-        timeout = min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
+        timeout: float | None = _AGAIN
+        with _guarded("the time of what is due next"):
+            timeout = self._timeout()
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
             return None  # a timer of the machine or of the loop is due
 
+    def _timeout(self) -> float | None:
+        check = self._check_at if self._watches else None
+        sign = self._manager.next_sign if self._lives else None
+        memory = self._memory_at if self._memory is not None and self._machine.sessions else None
+        beat = None if self._alerts is None else self._alerts.next_beat
+        times = (self._machine.next_wake, self._again_at, self._feed.next_beat, check, sign, memory, beat)
+        due = [t for t in times if t is not None]
+        return min(max(0.0, min(due) - self._clock.monotonic()), _LONGEST_SLEEP) if due else None
+
     def _handle(self, event: Event | None) -> None:
+        """Have the machine handle the event, and then everything beside it; an error in one leaves the others their turn."""
         now = self._clock.monotonic()
         if isinstance(event, Signalled) and event.signum == signal.SIGTERM and self._supervisor is None:
-            event = replace(event, going_down=systemd.going_down())
-        self._check(now)
-        self._look_at_memory(now)
-        if self._alerts is not None:
-            self._alerts.take(event)
-            self._alerts.beat(now)
-        for follower, message in self._feed.beat(now):
-            self._server.send(follower, message)
-        if isinstance(event, StatusAsked):
-            self._answer(event, now)
-            return
-        if isinstance(event, Watching):
-            for follower, message in self._feed.joined(event.session, now):
-                self._server.send(follower, message)
-            self._carry_out(self._machine.handle(event, now))
-            return
-        if isinstance(event, NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold):
-            for follower, message in self._feed.note(event, now):
-                self._server.send(follower, message)
-        elif isinstance(event, Closed):
-            self._feed.left(event.session)
-        actions = self._machine.handle(event, now)
+            with _guarded("the question whether the system goes down"):
+                event = replace(event, going_down=systemd.going_down())
+        self._advance(event, now)
+        beside: tuple[Callable[[Event | None, float], None], ...] = (
+            self._tell_followers,
+            self._tell_helper,
+            self._check,
+            self._look_at_memory,
+            self._answer,
+            self._measure,
+        )
+        for each in beside:
+            with _guarded(f"{type(event).__name__}, {each.__name__.strip('_')}"):
+                each(event, now)
+
+    def _advance(self, event: Event | None, now: float) -> None:
+        """Have the machine handle the event, and carry out what follows."""
+        actions, self._again_at = None, None
+        with _guarded(type(event).__name__):
+            actions = self._machine.handle(event, now)
+        if actions is None:  # what was asked for before the error counts, and what was due is due again soon
+            actions, self._again_at = self._machine.take(), now + _AGAIN
         self._server.departing = self._machine.departing  # before the server welcomes the next session
         self._carry_out(actions)
 
-    def _measure(self, event: Event | None) -> None:
+    def _tell_followers(self, event: Event | None, now: float) -> None:
+        """Send the feed to the agents that follow it."""
+        for followers, message in self._feed.take(event, now):
+            self._server.send_all(followers, message)
+
+    def _tell_helper(self, event: Event | None, now: float) -> None:
+        if self._alerts is not None:
+            self._alerts.take(event)
+            self._alerts.beat(now)
+
+    def _measure(self, event: Event | None, now: float) -> None:
         """Have the metrics show what the event has changed."""
         if self._metrics is not None:
-            self._metrics.take(event, self._machine, self._clock.monotonic())
+            self._metrics.take(event, self._machine, now)
             if self._alerts is not None:
                 self._metrics.helped(self._alerts.state)
 
-    def _check(self, now: float) -> None:
+    def _check(self, _: Event | None, now: float) -> None:
         """Report sources whose poll hangs; nothing else notices them."""
         if self._watches and now >= self._check_at:
             self._check_at = now + CHECK_EVERY
             for watch in self._watches:
-                watch.check(now)
+                with _guarded("the check of a source"):
+                    watch.check(now)
 
-    def _look_at_memory(self, now: float) -> None:
+    def _look_at_memory(self, _: Event | None, now: float) -> None:
         """Have the machine answer memory that is about to end. Followers of this agent's feed look by themselves."""
         if self._memory is None or not self._machine.sessions or now < self._memory_at:
             return
@@ -252,10 +272,12 @@ class Agent:
         reading = self._memory.reading()
         event = None if reading is None else self._memory_watch.hear(reading, now)
         if event is not None:
-            self._carry_out(self._machine.handle(event, now))
-            self._measure(event)
+            self._advance(event, now)
+            self._measure(event, now)
 
-    def _answer(self, event: StatusAsked, now: float) -> None:
+    def _answer(self, event: Event | None, now: float) -> None:
+        if not isinstance(event, StatusAsked):
+            return
         helper = None if self._alerts is None else self._alerts.state.status()
         pages = answers(self._machine, self._feed, self._facts, event.uid, now, self._last, helper)
         for page in pages:
@@ -263,13 +285,9 @@ class Agent:
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            try:
+            # After an error, the actions behind it are still due: an exit code, or the kill at the reserve.
+            with _guarded(type(action).__name__):
                 self._do(action)
-            except (CommandError, KeyboardInterrupt):
-                raise
-            except Exception:
-                # The actions after this one are still due: an exit code, or the kill at the reserve.
-                logger.exception("an error of the agent: %s failed", type(action).__name__)
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
@@ -282,18 +300,21 @@ class Agent:
         elif isinstance(action, Publish):
             self._publish(action.outcome)
         elif isinstance(action, ReportEvent):
-            if self._alerts is not None:
-                self._alerts.tell(action.kind, action.facts)
+            with _guarded("a report to the helper of alerts"):
+                if self._alerts is not None:
+                    self._alerts.tell(action.kind, action.facts)
             # A helper of alerts that runs records a failure, with what the kernel's log adds.
             recorded = self._alerts is not None and self._alerts.busy
             if action.kind == "failure" and not recorded and self._stall_recorder is not None:
                 self._stall_recorder.record(RecordFailure(action.facts))
         elif isinstance(action, ExcludeMachine):
             for exclusion in self._exclusions:
-                exclusion.add(action.machine, action.kind, broken=action.broken)
+                with _guarded("the exclusion of a machine"):
+                    exclusion.add(action.machine, action.kind, broken=action.broken)
         elif isinstance(action, Acknowledge):
             for watch in self._watches:
-                watch.acknowledge(action.notice_id)
+                with _guarded("an acknowledgement"):
+                    watch.acknowledge(action.notice_id)
         elif isinstance(action, Finish):
             self._code, self._until = action.code, action.until
         elif isinstance(action, Announce):
@@ -346,22 +367,24 @@ class Agent:
             # Through the queue: the search takes time, and the loop handles the events that arrived meanwhile first.
             self._events.put(supervisor.look(action.orphaned))
         else:
-            for gone, meet in action.moves:
-                if (moved := torchrun.moved(supervisor.command, gone, meet)) != supervisor.command:
-                    supervisor.change(moved)
-                    logger.warning(
-                        "the rendezvous was on the machine that goes: it is on %s from now on", meet
-                    )
-            supervisor.hint(action)
-            if self._alerts is not None:
-                self._alerts.tell("launch", {})
+            with _guarded("what the command is told"):
+                self._prepare(action, supervisor)
             pid = supervisor.start()
             unwatched = "" if self._watches else "; no notice is watched, SIGTERM and drills still work"
             logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)
-            self._carry_out(self._machine.handle(Launched(pid), self._clock.monotonic()))
+            self._advance(Launched(pid), self._clock.monotonic())
             self._server.listener.write_down(supervisor.record)
             if self._metrics is not None:
                 self._metrics.launched(self._machine.restarts, action.failure)
+
+    def _prepare(self, launch: Launch, supervisor: Supervisor) -> None:
+        for gone, meet in launch.moves:
+            if (moved := torchrun.moved(supervisor.command, gone, meet)) != supervisor.command:
+                supervisor.change(moved)
+                logger.warning("the rendezvous was on the machine that goes: it is on %s from now on", meet)
+        supervisor.hint(launch)
+        if self._alerts is not None:
+            self._alerts.tell("launch", {})
 
     def _publish(self, outcome: outcomes.Outcome) -> None:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())

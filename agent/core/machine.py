@@ -140,6 +140,10 @@ class Machine:
             self._turn.do(*map(Publish, self._launchers.over(self._sessions.open.values(), now)))
             self._step(None)
             self.verification.advance(watching=self.state is MachineState.WATCHING)
+        return self.take()
+
+    def take(self) -> list[Action]:
+        """Return the actions asked for so far. After an error of `handle` they are due all the same, `Finish` above all."""
         if self._turn.finish is not None:
             self._turn.do(*map(Publish, self._launchers.end()), self._turn.finish)
         return self._turn.take()

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ...hooks.ipc import protocol
@@ -74,7 +74,7 @@ class Server:
         self.listener = listen(path, service=service, lives=lives)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._connections: dict[int, Connection] = {}
         self._followed = DisconnectedPeers(
             self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
@@ -105,11 +105,15 @@ class Server:
         """Send `message` to a session; nothing happens if the session has gone. Never blocks."""
         self._later(lambda: self._tell(session, message))
 
+    def send_all(self, sessions: Collection[int], message: Message) -> None:
+        """Send `message` to each of these sessions that is still there. Never blocks."""
+        self._later(lambda: [self._tell(session, message) for session in sessions])
+
     def signal(self, session: int, signum: int, group: int) -> None:
         """Signal a session's process, unless it is in `group`. A process without its socket is signalled too. Never blocks."""
         self._later(lambda: self._signal(session, signum, group))
 
-    def _later(self, order: Callable[[], None]) -> None:
+    def _later(self, order: Callable[[], object]) -> None:
         if not self._closed:
             self._outbox.put(order)
             self._wake()
@@ -142,7 +146,7 @@ class Server:
                 os.close(pidfd)
         self._followed.close()
 
-    def _do(self, what: Callable[..., None], *of: int) -> None:
+    def _do(self, what: Callable[..., object], *of: int) -> None:
         try:
             what(*of)
         except Exception:  # a bug must not end the server for every peer

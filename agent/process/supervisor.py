@@ -32,7 +32,7 @@ from ..config.options import LAST_FAILURE, LOADER_WORKERS
 from ..events import CommandEnded, Event, GroupSeen
 from . import proctree
 from .memory.kills import MemoryKills
-from .program import CommandError, find, refusal
+from .program import NOT_EXECUTABLE, CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
 
 logger = logging.getLogger("spotguard.agent")
@@ -103,7 +103,19 @@ class Supervisor:
         self._reaper = threading.Thread(
             target=self._reap, args=(self._pid,), name="spotguard-reaper", daemon=True
         )
-        self._reaper.start()
+        try:
+            self._reaper.start()
+        except (
+            RuntimeError
+        ) as error:  # a limit of processes counts threads; nobody would see the command's end
+            self.kill()
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+            self._reaper, self._returncode = None, -signal.SIGKILL
+            self._release()
+            raise CommandError(
+                f"the command cannot be guarded: {error}; raise the limit of processes (ulimit -u, a pod's pids limit)",
+                NOT_EXECUTABLE,
+            ) from error
         early, self._early = self._early, []
         for signum in early:
             self.signal(signum)
@@ -282,7 +294,10 @@ class Supervisor:
                 self._post(self._ended(pid, self._returncode))
                 return
             if take_status(seen.si_pid, os.WEXITED if ended else os.WSTOPPED) and seen.si_pid == pid:
-                self._stop_with_it(pid, seen.si_status)
+                try:
+                    self._stop_with_it(pid, seen.si_status)
+                except Exception:  # without this thread, the agent would wait for the command's end for ever
+                    logger.exception("an error of the agent at a stop of the command")
 
     def _ended(self, pid: int, returncode: int) -> CommandEnded:
         if not returncode:

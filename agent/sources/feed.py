@@ -12,7 +12,16 @@ from ...hooks.ipc import protocol
 from ...hooks.ipc.protocol import Message
 from ...providers.notice import Notice, Severity
 from ..core.command import OUTLIVED
-from ..events import HealthChanged, NoticeGone, NoticeSeen, SourceGone, WindowTold
+from ..events import (
+    Closed,
+    Event,
+    HealthChanged,
+    NoticeGone,
+    NoticeSeen,
+    SourceGone,
+    Watching,
+    WindowTold,
+)
 
 #: Seconds between two signs of life. Without them, a stopped or stuck agent would look like one that sees no notice.
 BEAT = 5.0
@@ -29,66 +38,59 @@ class Feed:
         self._sources = sources
         self._health: dict[str, HealthChanged] = {}
         self._standing: dict[str, Notice] = {}
-        #: The sessions that follow the feed.
-        self._followers: set[int] = set()
+        #: The sessions that follow the feed. Each message for all of them is one action, however many there are.
+        self._followers: frozenset[int] = frozenset()
         self._beaten_at = 0.0
         #: Seconds of warning that the cloud itself reports; 0: it has reported none.
         self.window = 0.0
 
-    def note(
-        self, event: NoticeSeen | NoticeGone | HealthChanged | SourceGone | WindowTold, now: float
-    ) -> Iterator[tuple[int, Message]]:
-        """Remember the event, and yield the message about it for each following agent."""
-        message: Message | None
+    def take(self, event: Event | None, now: float) -> Iterator[tuple[frozenset[int], Message]]:
+        """Remember the event, and yield each message for following agents, with the agents that get it."""
+        if self.next_beat is not None and now >= self.next_beat:  # a sign of life
+            self._beaten_at = now
+            for message in self._how_it_is(now):
+                yield self._followers, message
+        if isinstance(event, Watching):
+            for message in self._joined(event.session, now):
+                yield frozenset({event.session}), message
+        elif isinstance(event, Closed):
+            self._followers -= {event.session}
+        elif event is not None and (news := self._note(event, now)) is not None and self._followers:
+            yield self._followers, news
+
+    def _note(self, event: Event, now: float) -> Message | None:
         if isinstance(event, NoticeSeen):
             self._standing[event.notice.id] = event.notice
-            message = _seen(event.notice, now) if _stands(event.notice, now) else None
-        elif isinstance(event, NoticeGone):
+            return _seen(event.notice, now) if _stands(event.notice, now) else None
+        if isinstance(event, NoticeGone):
             known = self._standing.pop(event.id, None)
-            message = None if known is None else protocol.FeedNoticeGone(event.id)
-        elif isinstance(event, SourceGone):  # only in a run that follows a service; nobody follows a run
+            return None if known is None else protocol.FeedNoticeGone(event.id)
+        if isinstance(event, SourceGone):  # only in a run that follows a service; nobody follows a run
             self._health.pop(event.source, None)
-            message = None
         elif isinstance(event, WindowTold):
             self.window = event.seconds
-            message = protocol.Watched(self._sources, self.window)
-        else:
+            return protocol.Watched(self._sources, self.window)
+        elif isinstance(event, HealthChanged):
             self._health[event.source] = event
-            message = _health(event, now)
-        if message is not None:
-            for follower in sorted(self._followers):
-                yield follower, message
+            return _health(event, now)
+        return None
 
-    def joined(self, follower: int, now: float) -> Iterator[tuple[int, Message]]:
+    def _joined(self, follower: int, now: float) -> Iterator[Message]:
         """Add a following agent, and yield its first messages: how many sources are polled, their health, the notices."""
         if not self._followers:
             self._beaten_at = now
-        self._followers.add(follower)
-        yield from self._how_it_is(follower, now)
-        for notice in self._standing.values():
-            if _stands(notice, now):
-                yield follower, _seen(notice, now)
+        self._followers |= {follower}
+        yield from self._how_it_is(now)
+        yield from (_seen(notice, now) for notice in self._standing.values() if _stands(notice, now))
 
     @property
     def next_beat(self) -> float | None:
-        """Monotonic seconds at which `beat` is due; None while no agent follows."""
+        """Monotonic seconds at which a sign of life is due; None while no agent follows."""
         return self._beaten_at + BEAT if self._followers else None
 
-    def beat(self, now: float) -> Iterator[tuple[int, Message]]:
-        """Yield a sign of life and the health of the sources for each following agent, if they are due."""
-        if self.next_beat is None or now < self.next_beat:
-            return
-        self._beaten_at = now
-        for follower in sorted(self._followers):
-            yield from self._how_it_is(follower, now)
-
-    def _how_it_is(self, follower: int, now: float) -> Iterator[tuple[int, Message]]:
-        yield follower, protocol.Watched(self._sources, self.window)
-        for event in self._health.values():
-            yield follower, _health(event, now)
-
-    def left(self, session: int) -> None:
-        self._followers.discard(session)
+    def _how_it_is(self, now: float) -> Iterator[Message]:
+        yield protocol.Watched(self._sources, self.window)
+        yield from (_health(event, now) for event in self._health.values())
 
     def unseeing(self) -> list[HealthChanged]:
         """Return the last health of each source that does not see now."""

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from spotguard.agent import app
-from spotguard.agent.actions import Action, Finish, Log, Look
+from spotguard.agent.actions import Action, Finish, Look
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.parsers import recover
 from spotguard.agent.config.resolve import resolve
 from spotguard.agent.core.machine import Machine
+from spotguard.agent.core.session import Session
 from spotguard.agent.core.state import Policy
 from spotguard.agent.events import Event, GroupSeen, Signalled
 from spotguard.agent.ipc import control
@@ -286,8 +287,6 @@ def test_an_error_of_the_agent_costs_one_event(
     options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake in handling one message must not cost the command its guard: what follows is heard, and counts."""
-    from spotguard.agent.core.session import Session
-
     real, failed = Session.stands, list[object]()
 
     def fail_once(session: Session, position: Position, now: float) -> None:
@@ -308,22 +307,6 @@ sys.exit(hook.hear(Leave).code)
     assert "an error of the agent in Heard" in caplog.text
     assert failed == [Position(1)]
     assert record(options)["committed"] is not None
-
-
-def test_an_action_that_fails_does_not_take_the_next_ones_along(
-    serve: Serving, events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Least of all the end."""
-
-    class Mistaken(Machine):
-        def begin(self, now: float, orphan: int | None = None) -> list[Action]:
-            return [Log("loud", "a level is a number"), Finish(3)]  # type: ignore[arg-type]
-
-    facts = AgentFacts("r", os.getpid(), "r.sock", False, 0.0)
-    clock = SystemClock()
-    with caplog.at_level(logging.ERROR, "spotguard"):
-        assert Agent(Mistaken(Policy()), serve(), clock, events.queue, facts).run() == 3
-    assert "an error of the agent: Log failed" in caplog.text
 
 
 def test_events_before_a_search_are_handled_before_its_answer(serve: Serving, events: Events) -> None:

@@ -200,6 +200,38 @@ def test_a_stop_that_was_overtaken_by_the_end() -> None:
     assert not take_status(pid, os.WEXITED)
 
 
+def test_an_error_at_a_stop_does_not_hide_the_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its event, the agent would wait for ever."""
+
+    def fails(*_: object) -> None:
+        raise OSError("the terminal is gone")
+
+    command = stand.python("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); raise SystemExit(7)")
+    monkeypatch.setattr(command, "_stop_with_it", lambda *_: (command.signal(signal.SIGCONT), fails()))
+    pid = command.start()
+    assert stand.events.get(timeout=TIMEOUT) == CommandEnded(pid, 7)
+
+
+def test_a_command_without_a_thread_to_guard_it_is_not_left_running(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of processes counts threads, too."""
+    started = list[int]()
+    real = Supervisor._spawn
+    monkeypatch.setattr(Supervisor, "_spawn", lambda self: started.append(real(self)) or started[-1])
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    command = stand.python("import time; time.sleep(1000)")
+    with pytest.raises(CommandError, match="cannot be guarded: can't start new thread; raise the limit"):
+        command.start()
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert command.pid == 0
+
+
 def test_a_relaunch(stand: Stand) -> None:
     """The same command again, after its end; not before it."""
     supervisor = stand.supervise("sh", "-c", "exit 9")
