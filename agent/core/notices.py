@@ -92,8 +92,9 @@ class NoticeTracker:
 
     def settle(self, notices: Iterable[Notice]) -> None:
         """Note that these notices had their end."""
-        # A drill's id never comes again, and a service that lives for years plays many.
-        self._settled |= {notice.id: notice for notice in notices if notice.kind is not NoticeKind.DRILL}
+        # No source shows a drill or another machine's call, and a service that lives for years meets many.
+        own = (NoticeKind.DRILL, NoticeKind.PEER)
+        self._settled |= {notice.id: notice for notice in notices if notice.kind not in own}
 
     def begun(self, notice: Notice) -> None:
         """Note that an upcoming notice begins (Azure: `Started`). If it ended at its planned time, it counts again."""

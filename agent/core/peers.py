@@ -9,6 +9,7 @@ Pure, like all of `core`: events and the time come in, actions go out.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from ...hooks.ipc import protocol
 from ...providers.notice import Notice, NoticeKind
@@ -26,7 +27,8 @@ PATIENCE = 600.0
 #: new and still boot. torchrun gives up after 100 s without an answer at its old rendezvous (seen). Kubernetes' Job makes a new
 #: pod up to 600 s late (MaxJobPodFailureBackOff), and only then does its node begin to boot.
 REJOIN = 1800.0
-#: The number of withdrawn calls that are remembered.
+#: The most withdrawn calls, and moves, that are remembered, and calls of one user's jobs that one answer takes in: a job has at most
+#: 64 machines here. The notices of this machine's own sources are no calls.
 _KEPT = 64
 
 
@@ -48,12 +50,15 @@ class Peers:
     def preempted(self, session: Session, call: protocol.PeerPreempted) -> None:
         """A session reports that another machine of its job goes."""
         command, p = self._turn.policy.command, self._delivery.active
+        call = replace(call, id=clip(call.id, TEXT), gone=clip(call.gone, 4 * TEXT))
         if self._turn.stopping or (command and not self._command.running and p is None):
             return
         if self._is_late(session, call.id):
             return
         if call.gone and call.meet and not call.drill and call.kind != NoticeKind.RESTART and command:
             self._moves[call.id] = (frozenset(call.gone.lower().split()), clip(call.meet, NAME))
+            if len(self._moves) > _KEPT:
+                del self._moves[next(iter(self._moves))]
         if p is not None and p.rehearsal and not call.drill:
             self._delivery.rehearsed(p, "broken off: another machine of the job was noticed")
             p = None
@@ -75,7 +80,7 @@ class Peers:
     def _begin(self, session: Session, call: protocol.PeerPreempted) -> None:
         now, policy = self._turn.now, self._turn.policy
         notice = _notice(session, call, now)
-        p = Preemption(notice, now, policy.reserve, rehearsal=call.drill, name=clip(call.id, TEXT))
+        p = Preemption(notice, now, policy.reserve, rehearsal=call.drill, name=call.id)
         p.left_at_first = max(0.0, call.seconds_left)
         if not policy.command:
             p.runs = {session.run}  # other jobs of this machine have nothing to do with it
@@ -84,8 +89,10 @@ class Peers:
     def _join(self, p: Preemption, session: Session, call: protocol.PeerPreempted) -> None:
         """Join a call to the active preemption: the same call from another rank, or one of another machine or another job."""
         notice = _notice(session, call, self._turn.now)
-        if notice.id not in p.standing and not p.published:
-            p.join(notice, clip(call.id, TEXT))
+        calls = sum(uid == session.uid for uid in p.callers.values())
+        if notice.id not in p.standing and not p.published and calls < _KEPT:
+            p.callers[notice.id] = session.uid
+            p.join(notice, call.id)
             self._turn.log(f"another machine of the job was noticed: {notice.detail} from {notice.source}")
         if p.runs is not None and session.run not in p.runs:
             p.runs.add(session.run)
@@ -93,6 +100,7 @@ class Peers:
 
     def cancelled(self, session: Session, id: str) -> None:
         """A session reports that a call is void."""
+        id = clip(id, TEXT)
         self._void.setdefault(id, set()).add(session.number)
         self._moves.pop(id, None)
         if len(self._void) > _KEPT:

@@ -64,6 +64,8 @@ class Preemption:
         self.id = name or notice.id
         #: Every notice that is active now, by id.
         self.standing: dict[str, Notice] = {notice.id: notice}
+        #: The users of the calls of other machines that have joined, by the notice's id.
+        self.callers: dict[str, int] = {}
         #: The ids that messages about the preemption may carry.
         self.ids: set[str] = {self.id}
         #: The cloud's own deadline of the machine, by notice id. `notice.deadline` may be earlier because of `--window`, and the

@@ -24,7 +24,7 @@ from .failures.errors import FailureLog, cause_of
 from .failures.stall import StallWatch
 from .failures.verification import damage_line
 from .notices import NoticeTracker
-from .peers import Peers
+from .peers import PATIENCE, Peers
 from .preemption import Preemption
 from .session import Participant, Session, Sessions
 from .state import Turn
@@ -33,6 +33,8 @@ from .state import Turn
 _MACHINES = 64
 #: Seconds in which all ranks of a launcher report its SIGTERM: one rank calls the others within milliseconds.
 TOLD = 2.0
+#: The most notices of one user's launchers at once. A launcher has one, and a failing rank another one.
+_AT_ONCE = 8
 #: Seconds after the deadline at which the agent stops waiting for ranks that have not answered.
 LATE = 1.0
 #: The outcome's account of how a launcher's notice ended.
@@ -56,7 +58,9 @@ class LauncherNotices:
         key = (session.run, clip(message.id, TEXT))
         new = None
         if key not in self._standing:
-            left = max(0.0, message.seconds_left)
+            if sum(run[0] == session.uid for run, _ in self._standing) >= _AT_ONCE:
+                return None
+            left = min(max(0.0, message.seconds_left), PATIENCE)
             notice = Notice(
                 id=key[1],
                 kind=NoticeKind(message.kind),
@@ -104,8 +108,10 @@ class LauncherNotices:
 def _is_over(key: _Key, p: Preemption, sessions: Collection[Session], now: float) -> bool:
     if now >= p.deadline + LATE:
         return True
-    here = [each.number for each in sessions if each.run == key[0] and each.store and not each.left]
-    return p.all_done and (now >= p.notice.seen_at + TOLD or all(number in p.parts for number in here))
+    if not p.all_done or now >= p.notice.seen_at + TOLD:
+        return p.all_done
+    here = (each.number for each in sessions if each.run == key[0] and each.store and not each.left)
+    return all(number in p.parts for number in here)
 
 
 # --- registration, position, save progress and outcome ---
@@ -230,6 +236,7 @@ class Answers:
             self._turn.do(FollowMachines(session.run, machines))
         elif isinstance(message, protocol.Bye):
             session.left = True
+            self._stalls.forget(event.session)
             p = self._delivery.active
             if p is not None and (part := p.parts.get(event.session)) is not None:
                 part.left = True

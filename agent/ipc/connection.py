@@ -6,12 +6,15 @@ No method blocks. Every fault of a peer is a `ProtocolError` or an `OSError`, an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...hooks.ipc import peer_credentials
 from ...hooks.ipc.protocol import Message, Peer, Register, Role, encode
@@ -19,7 +22,14 @@ from ...providers.errors import ProtocolError
 
 logger = logging.getLogger("spotguard.agent")
 
-_CHUNK = 64 * 1024
+#: Bytes of one read: some 200 of the shortest messages.
+_CHUNK = 16 * 1024
+#: Bytes that count as one message, if that is more than there are messages in them.
+_A_MESSAGE = 4096
+#: Characters of a text of a message, and of a key or value; and the number of keys. The agent keeps some of them for long.
+_LONGEST, _SHORT, _KEYS = 2000, 200, 64
+#: Messages that a new connection counts as, with all that follows from it.
+A_CONNECTION = 2
 #: Linux 6.5: the peer's pidfd from the socket. There is no moment in which the pid could belong to another process.
 _SO_PEERPIDFD = 77
 
@@ -41,10 +51,30 @@ class Limits:
     blocked: float = 10.0
     #: Bytes that wait for a peer.
     outgoing: int = 1024 * 1024
-    #: Messages in one second.
-    rate: int = 1000
+    #: Messages a second of one connection, for good, and at once; and those of all connections of one user.
+    rate: float = 20.0
+    burst: float = 500.0
+    user_rate: float = 1000.0
+    user_burst: float = 2000.0
     #: Processes that are followed after they lost their socket.
     followed: int = 256
+
+
+class Allowance:
+    """The messages that may still come: up to `burst` at once, and `rate` a second for good."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate, self._burst, self._left, self._at = rate, burst, burst, now
+
+    def spend(self, count: float, now: float) -> bool:
+        """Return whether so many messages may come."""
+        left = min(self._burst, self._left + (now - self._at) * self._rate) - count
+        self._left, self._at = max(-self._burst, left), now
+        return self._left >= 0
+
+    @property
+    def spent(self) -> float:
+        return self._burst - self._left
 
 
 class Connection:
@@ -67,8 +97,9 @@ class Connection:
         self._frame_since: float | None = None
         self._blocked_since: float | None = None
         self._out = bytearray()
-        self._second = now
-        self._count = 0
+        self.allowance = Allowance(limits.rate, limits.burst, now)
+        #: Messages of the last read, or what its bytes count as.
+        self.cost = 0
 
     @property
     def new(self) -> bool:
@@ -84,6 +115,7 @@ class Connection:
         Raises:
             ProtocolError, OSError: the server has to drop the peer.
         """
+        self.cost = 0
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(_CHUNK, peer_credentials.ROOM)
         except (BlockingIOError, InterruptedError):
@@ -105,15 +137,12 @@ class Connection:
             self._frame_since = None
         elif messages or not was_mid_frame:
             self._frame_since = now
-        self._count_messages(len(messages), now)
-        return messages
-
-    def _count_messages(self, count: int, now: float) -> None:
-        if now - self._second >= 1.0:
-            self._second, self._count = now, 0
-        self._count += count
-        if self._count > self._limits.rate:
-            raise ProtocolError(f"more than {self._limits.rate} messages in a second")
+        self.cost = max(len(messages), len(data) // _A_MESSAGE)
+        if not self.allowance.spend(self.cost, now):
+            limits = self._limits
+            raise ProtocolError(f"more than {limits.rate:g} messages a second, or {limits.burst:g} at once")
+        long = was_mid_frame or len(data) > _LONGEST
+        return [_bounded(each) for each in messages] if long else messages
 
     def queue(self, message: Message) -> None:
         """Queue `message`; it is sent as the peer reads.
@@ -177,12 +206,27 @@ class Connection:
         return pidfd
 
 
+def _bounded(message: Message) -> Message:
+    """Return the message with texts of bounded length: a real hook's are shorter."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(message):  # type: ignore[arg-type]
+        value = getattr(message, field.name)
+        if isinstance(value, str):
+            changes[field.name] = value[:_LONGEST]
+        elif isinstance(value, dict):
+            known = [(key, each) for key, each in value.items() if isinstance(each, str | int | float)]
+            changes[field.name] = {
+                key[:_SHORT]: each[:_SHORT] if isinstance(each, str) else each for key, each in known[:_KEYS]
+            }
+    return dataclasses.replace(message, **changes)  # type: ignore[type-var]
+
+
 class DisconnectedPeers:
     """The live processes that lost their socket. Each may be saving, so the agent follows its end and may signal it.
 
     Args:
         selector: the selector of the thread that uses this object. That thread calls the registered callbacks.
-        most: the most processes. If there are more, the one that was followed longest is given up.
+        most: the most processes. If there are more, one of the user with the most is given up: the one followed longest.
         gone: called with the session and the reason when a process is followed no longer.
     """
 
@@ -191,11 +235,15 @@ class DisconnectedPeers:
         self._most = most
         self._gone = gone
         self._pidfds: dict[tuple[int, int], int] = {}
+        self._users: dict[tuple[int, int], int] = {}
 
-    def add(self, number: int, pid: int, pidfd: int) -> None:
+    def add(self, number: int, pid: int, pidfd: int, uid: int) -> None:
         if len(self._pidfds) >= self._most:
-            self._forget(*next(iter(self._pidfds)), "followed for too long")
-        self._pidfds[number, pid] = pidfd
+            most, _ = Counter(self._users.values()).most_common(1)[0]
+            self._forget(
+                *next(each for each in self._users if self._users[each] == most), "followed for too long"
+            )
+        self._pidfds[number, pid], self._users[number, pid] = pidfd, uid
         ended = "its process ended"
         try:
             self._selector.register(
@@ -213,6 +261,7 @@ class DisconnectedPeers:
             os.close(pidfd)
 
     def _forget(self, number: int, pid: int, reason: str) -> None:
+        self._users.pop((number, pid), None)
         pidfd = self._pidfds.pop((number, pid), -1)
         if pidfd >= 0:
             with contextlib.suppress(KeyError):

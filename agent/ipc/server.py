@@ -26,7 +26,7 @@ from ...providers.errors import ProtocolError
 from ...providers.text import NAME, clip
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
 from .admission import refusal
-from .connection import Connection, DisconnectedPeers, Limits
+from .connection import A_CONNECTION, Allowance, Connection, DisconnectedPeers, Limits
 from .listener import listen
 from .process_stat import has_ended
 
@@ -79,6 +79,8 @@ class Server:
         self._followed = DisconnectedPeers(
             self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
         )
+        #: By user; each outlasts the user's connections.
+        self._allowances: dict[int, Allowance] = {}
         self._last_number = 0
         self._deaf_until: float | None = None
         self._stop = self._closed = False
@@ -247,8 +249,18 @@ class Server:
             return
         self._connections[connection.number] = connection
 
+    def _allowance(self, uid: int, now: float) -> Allowance:
+        """Return what all connections of this user together may still send."""
+        if uid not in self._allowances:
+            self._allowances[uid] = Allowance(self._limits.user_rate, self._limits.user_burst, now)
+        return self._allowances[uid]
+
     def _has_room(self, uid: int) -> bool:
-        limits = self._limits
+        limits, now = self._limits, self._clock.monotonic()
+        allowance = self._allowance(uid, now)
+        if not allowance.spend(0, now):  # it has sent too much
+            return False
+        allowance.spend(A_CONNECTION, now)
         if sum(1 for c in self._connections.values() if c.new) >= limits.unregistered:
             self._drop_a_new_one("too many silent connections")
         mine = sum(1 for c in self._connections.values() if c.uid == uid)
@@ -287,11 +299,16 @@ class Server:
             self._drop(connection, "an error of the agent")
 
     def _listen_to(self, connection: Connection) -> bool:
-        messages = connection.read(self._clock.monotonic())
+        now = self._clock.monotonic()
+        messages = connection.read(now)
+        if not self._allowance(connection.uid, now).spend(connection.cost, now):
+            same_user = (each for each in self._connections.values() if each.uid == connection.uid)
+            most = max(same_user, key=lambda each: each.allowance.spent)
+            self._drop(most, "its user sends too much, and it sends most")
         for message in messages or ():
-            self._take(connection, message)
             if connection.number not in self._connections:
                 return True
+            self._take(connection, message)
         return messages is not None
 
     def _take(self, connection: Connection, message: Message) -> None:
@@ -374,7 +391,7 @@ class Server:
         logger.info("session %d (pid %d) closed: %s", connection.number, connection.pid, reason)
         self._post(Closed(connection.number, reason, alive))
         if alive:
-            self._followed.add(connection.number, connection.pid, pidfd)
+            self._followed.add(connection.number, connection.pid, pidfd, connection.uid)
         else:
             os.close(pidfd)
 

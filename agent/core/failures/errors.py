@@ -7,6 +7,7 @@ kernel's counters and the exit code are the evidence. Pure, like all of `core`.
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,8 @@ from ....providers.text import NAME, TEXT, amount, clip
 from ...events import CommandEnded
 from ..session import Session
 
+#: The newest errors that are kept: two attempts of more ranks than a machine has. Any process may tell ever more.
+_ERRORS = 256
 _SILENCE = "its process died without a word"
 #: The meaning of a command's death by these signals, if nothing else tells more.
 _SIGNALS = {
@@ -91,7 +94,7 @@ class FailureLog:
     """The errors and silent deaths of the training processes in one start of the command."""
 
     def __init__(self) -> None:
-        self._errors: list[tuple[Session, TrainingFailed]] = []
+        self._errors: deque[tuple[Session, TrainingFailed]] = deque(maxlen=_ERRORS)
         self._silent: list[Session] = []
         #: Numbers of the sessions whose processes are gone.
         self._gone: set[int] = set()
@@ -117,7 +120,8 @@ class FailureLog:
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
-        self._errors, self._silent, self._closed, self._stall = [], [], {}, None
+        self._errors.clear()
+        self._silent, self._closed, self._stall = [], {}, None
         self._gone, self._newest, self._here, self._ending = set(), {}, [], {}
 
     def heard(self, session: Session, position: Position) -> None:

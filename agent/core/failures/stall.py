@@ -192,6 +192,10 @@ class StallWatch:
     def __init__(self, first: float | None) -> None:
         self._first = first
         self._seen: dict[int, _RankProgress] = {}
+        #: The same by user and run; and the next moment at which time alone makes one of them due, so that an event costs as little
+        #: as it has changed. Without a moment, a run is to be looked at now.
+        self._runs: dict[tuple[int, str], dict[int, _RankProgress]] = {}
+        self._moments: dict[tuple[int, str], float] = {}
         #: By user and run: the moment at which it stood still when it was told.
         self._told: dict[tuple[int, str], float] = {}
         #: Those of them that `lasting` has returned, and when.
@@ -207,6 +211,7 @@ class StallWatch:
         """Take in news of another machine; return lines for the log."""
         lines = []
         for run in sorted(seen.runs & self._machines.keys()):
+            self._moments.pop(run, None)
             machines = self._machines[run]
             before = machines.pop(seen.name, None)
             if not seen.ended:
@@ -220,35 +225,47 @@ class StallWatch:
 
     def hear(self, session: Rank, position: Position, now: float) -> str:
         """Take in the position of a session; return a line for the log, or ""."""
-        if self._first is None:
+        if self._first is None or session.left or not session.store:
             return ""
         seen = self._seen.setdefault(session.number, _RankProgress(session, now))
+        ranks = self._runs.setdefault(session.run, {})
+        ranks[session.number] = seen
+        self._moments.pop(session.run, None)
         if seen.stopped:
-            for each in self._runs().get(session.run, ()):
+            for each in ranks.values():
                 each.excused_until = now
         return seen.hear(position, now, self._first)
 
     def unheard(self, now: float) -> Iterator[Rank]:
         """Yield each session that sends nothing, and that is to be looked at now: its process may be stopped."""
-        for each in self._looks():
-            if now >= each.looked_at + OLD:
-                yield each.session
+        for run in self._due_runs(now):
+            yield from (
+                each.session for each in self._ranks(run) if each.trains and now >= each.looked_at + OLD
+            )
 
     @property
     def wakes(self) -> Iterator[float]:
-        """Monotonic seconds at which `unheard` has something although no event comes."""
-        return (each.looked_at + OLD for each in self._looks())
+        """Monotonic seconds at which `unheard` or `due` has something although no event comes."""
+        return iter(self._moments.values())
 
     def looked(self, number: int, now: float, *, runs: bool) -> str:
         """Take in whether the process of a session that sends nothing may run; return a line for the log, or ""."""
         seen = self._seen.get(number)
-        return "" if seen is None or now - seen.heard_at < OLD else seen.look(now, runs=runs)
+        if seen is None or now - seen.heard_at < OLD:
+            return ""
+        self._moments.pop(seen.session.run, None)
+        return seen.look(now, runs=runs)
 
     def forget(self, number: int) -> None:
-        """Forget a session whose connection has ended, and its run with the last one."""
-        self._seen.pop(number, None)
-        self._told = {run: at for run, at in self._told.items() if run in self._runs()}
-        self._lasted = {run: at for run, at in self._lasted.items() if run in self._told}
+        """Forget a session whose connection or training has ended, and its run with the last one."""
+        if (seen := self._seen.pop(number, None)) is None:
+            return
+        run = seen.session.run
+        self._moments.pop(run, None)
+        del self._runs[run][number]
+        if not self._runs[run]:
+            for each in (self._runs, self._told, self._lasted):
+                each.pop(run, None)
 
     def over(self, run: tuple[int, str]) -> None:
         """Forget the other machines of a run that has no rank here any more."""
@@ -256,34 +273,48 @@ class StallWatch:
 
     def due(self, now: float) -> Iterator[Stall]:
         """Yield each run that stands still for too long, once until it moves again."""
-        for run, ranks in self._runs().items():
-            moved_at = _moved_at(ranks)
-            if self._told.get(run, -math.inf) > moved_at - _SAME or now < self._at(run, ranks, now):
-                continue
-            self._told[run] = moved_at
-            yield self._stall(run, ranks, now, self._limit(run, ranks))
+        for run in self._due_runs(now):
+            ranks = self._ranks(run)
+            if now >= (at := self._at(run, ranks, now)) and not self._is_told(run, ranks):
+                self._told[run] = _moved_at(ranks)
+                yield self._stall(run, ranks, now, self._limit(run, ranks))
+            looks = (each.looked_at + OLD for each in ranks if each.trains)
+            # Who is to be looked at now is looked at already.
+            looks = (look if look > now else now + OLD for look in looks)
+            self._moments[run] = min((*looks, math.inf if self._is_told(run, ranks) else at))
+
+    def _is_told(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> bool:
+        return self._told.get(run, -math.inf) > _moved_at(ranks) - _SAME
+
+    def _due_runs(self, now: float) -> list[tuple[int, str]]:
+        return [run for run in self._runs if now >= self._moments.get(run, now)]
+
+    def _ranks(self, run: tuple[int, str]) -> Collection[_RankProgress]:
+        return self._runs[run].values()
 
     def lasting(self, now: float) -> Stall | None:
         """Return a run that was told and has stood still for twice its limit; None if there is none.
 
         If it still stands a minute later, return it again.
         """
-        for run, ranks in self._runs().items():
+        for run in self._told:
+            ranks = self._ranks(run)
             limit = self._limit(run, ranks)
             if self._silent(run, ranks):
                 limit = max(HEALING, limit)
             due = max(_moved_at(ranks) + 2 * limit, self._lasted.get(run, -math.inf) + _AGAIN)
-            if run in self._told and self._at(run, ranks, now) <= now >= due:
+            if self._at(run, ranks, now) <= now >= due:
                 self._lasted[run] = now
                 return self._stall(run, ranks, now, 2 * limit)
         return None
 
     def resumed(self) -> Iterator[tuple[Rank, float]]:
         """Yield each run that moves again, with the seconds for which it stood."""
-        for run, ranks in self._runs().items():
+        for run in [*self._told]:
+            ranks = [*self._ranks(run)]
             # A position has to show it: a process that was stopped meanwhile has not moved.
             moved_at = max(each.moved_at for each in ranks)
-            if run in self._told and math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
+            if math.isfinite(moved_at) and moved_at > self._told[run] + _SAME:
                 self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
 
@@ -312,9 +343,6 @@ class StallWatch:
         starts = any(each.phase in (START, START_WAIT) for each in ranks)
         return Stall(cause.session, cause.phase, cause.where, stood, limit, machine, here, held, starts)
 
-    def _looks(self) -> Iterator[_RankProgress]:
-        return (each for ranks in self._runs().values() for each in ranks if each.trains)
-
     def _silent(self, run: tuple[int, str], ranks: Collection[_RankProgress]) -> dict[str, float]:
         """Return the silent machines for which a run may wait, and the moment of the last heartbeat of each.
 
@@ -324,13 +352,6 @@ class StallWatch:
             return {}  # a restore waits for its store, too
         machines, least = self._machines.get(run, {}), _moved_at(ranks) - SILENT
         return {name: since for name, since in machines.items() if since is not None and since >= least}
-
-    def _runs(self) -> dict[tuple[int, str], list[_RankProgress]]:
-        runs: dict[tuple[int, str], list[_RankProgress]] = {}
-        for seen in self._seen.values():
-            if not seen.session.left and seen.session.store:
-                runs.setdefault(seen.session.run, []).append(seen)
-        return runs
 
     def _at(self, run: tuple[int, str], ranks: Collection[_RankProgress], now: float) -> float:
         """Return the moment at which these ranks have stood still for too long; infinite if they are not known to stand."""

@@ -106,6 +106,8 @@ class MetricsRecorder:
         #: The user and the run of those that stand still now, and the stalls so far by run.
         self._stalled: frozenset[tuple[int, str]] = frozenset()
         self._stalls: dict[str, int] = {}
+        #: What the series of the runs were made from.
+        self._state: tuple[object, ...] = ()
         self._crashes = self._launches = 0
         self._failure: FailureCause | None = None
         self._verified: Verified | None = None
@@ -218,13 +220,16 @@ class MetricsRecorder:
 
     def _runs(self, machine: Machine) -> None:
         """Show which runs stand still, and how many machines of each are silent."""
-        stalled = frozenset(machine.stalls.standing)
+        stalled, silences = frozenset(machine.stalls.standing), tuple(machine.stalls.silent)
+        if (state := (stalled, silences, self._processes.runs)) == self._state:
+            return  # there may be hundreds of runs, and events of each
+        self._state = state
         for _, run_id in stalled - self._stalled:
             if run_id in self._stalls or len(self._stalls) < _PAIRS:
                 self._stalls[run_id] = self._stalls.get(run_id, 0) + 1
         self._stalled = stalled
         runs, still = self._processes.runs, {run_id for _, run_id in stalled}
-        silent = Counter(run_id for run_id, _ in machine.stalls.silent)
+        silent = Counter(run_id for run_id, _ in silences)
         numbers: dict[Key, Number] = {("spotguard_stalled", (run,)): run in still for run in runs | still}
         numbers |= {("spotguard_silent_machines", (run,)): silent[run] for run in runs | silent.keys()}
         # 0 included: Prometheus sees no rise in a counter that begins with 1.

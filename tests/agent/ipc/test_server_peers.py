@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import selectors
 import socket
 import struct
 
 import pytest
 
 from spotguard.agent.events import Closed, Heard, Opened, Watching
-from spotguard.agent.ipc.connection import Limits
+from spotguard.agent.ipc.connection import DisconnectedPeers, Limits
 from spotguard.hooks.ipc.protocol import (
     MAX_FRAME,
     Answer,
@@ -191,15 +192,53 @@ def test_a_peer_that_stops_reading_is_dropped_after_a_while(serve: Serving, even
 
 def test_a_peer_that_talks_too_much_is_dropped(serve: Serving, events: Events) -> None:
     """Before it fills the queue that the notice has to pass."""
-    server = serve(Limits(rate=100))
+    server = serve(Limits(rate=20, burst=100))
     hook, session = registered(server, events)
     with hook, FakeHook.registered(server.path) as loud:
         number = events.next(Opened).session
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             loud.say(*[Position(i) for i in range(1000)])
         closed = events.next(Closed)
-        assert (closed.session, closed.reason) == (number, "more than 100 messages in a second")
+        assert (closed.session, closed.reason) == (number, "more than 20 messages a second, or 100 at once")
         is_fine(server, hook, session, events)
+
+
+def test_the_loudest_process_of_a_user_who_sends_too_much_is_dropped(serve: Serving, events: Events) -> None:
+    """Though none sends too much for one; and the user has no new connection for a while."""
+    server = serve(Limits(user_rate=0, user_burst=300))
+    loud, number = registered(server, events)
+    quiet, session = registered(server, events)
+    with loud, quiet:
+        loud.say(*[Position(i) for i in range(270)])
+        quiet.say(*[Position(i) for i in range(30)])
+        closed = events.next(Closed)
+        assert (closed.session, closed.reason) == (number, "its user sends too much, and it sends most")
+        with FakeHook(server.path) as third:
+            assert third.hears_the_end()
+        server.send(session, Preempt("p", 1.0, 0.5, "terminate", "test"))
+        assert quiet.hear(Preempt).id == "p"
+
+
+def test_long_texts_of_a_peer_are_cut(serve: Serving, events: Events) -> None:
+    """The agent keeps some for as long as the peer lives, and there may be hundreds of peers."""
+    hook, session = registered(serve(), events)
+    with hook:
+        hook.say(Position(1, detail="x" * 100_000, metrics={f"m{i}": "y" * 1000 for i in range(100)}))
+        message = events.next(Heard, lambda e: e.session == session).message
+    assert isinstance(message, Position)
+    assert (message.step, len(message.detail), len(message.metrics)) == (1, 2000, 64)
+    assert {len(each) for each in message.metrics.values()} == {200}
+
+
+def test_lost_processes_of_one_user_leave_room_for_those_of_others() -> None:
+    """One of the user with the most is given up."""
+    gone = list[int]()
+    with selectors.DefaultSelector() as selector:
+        followed = DisconnectedPeers(selector, 3, lambda number, _: gone.append(number))
+        for number, uid in enumerate((1, 2, 2, 2, 3)):
+            followed.add(number, 100 + number, os.eventfd(0), uid)
+        followed.close()
+    assert gone == [1, 2]
 
 
 def test_a_peer_that_sends_descriptors_is_dropped(serve: Serving, events: Events) -> None:
