@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..providers.clock import Clock, SystemClock
 from ..providers.clouds.detect import cloud_of
+from ..providers.errors import SpotguardError
 from ..providers.notice import NoticeSource
 from . import outcome
 from .config.options import PARENT, Options
@@ -94,6 +95,18 @@ def serve(options: Options) -> int:
 
 
 def _serve(
+    options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
+) -> int:
+    try:
+        return _assemble(options, policy, path, command, service_socket)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        limits = "raise the limit of processes (ulimit -u, a pod's pids limit), which counts threads"
+        raise SpotguardError(f"spotguard needs a dozen threads: {error}; {limits}") from error
+
+
+def _assemble(
     options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
 ) -> int:
     clock, rng = SystemClock(), random.Random()

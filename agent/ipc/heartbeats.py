@@ -126,13 +126,12 @@ class Heartbeats:
         self._links: dict[str, _Link] = {}
         #: By user and run: the machines to watch. Any thread replaces it as a whole.
         self._wanted: Mapping[tuple[int, str], Mapping[str, str]] = {}
-        #: The same, as the thread knows it.
         self._followed: Mapping[tuple[int, str], Mapping[str, str]] = {}
         self._lock = threading.Lock()
         self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._thread: threading.Thread | None = None
-        self._closed = False
-        self._ticked_at = 0.0
+        self._closed, self._ticked_at = False, 0.0
 
     # --- any thread ---
 
@@ -153,7 +152,8 @@ class Heartbeats:
                 except OSError as error:
                     logger.warning("no heartbeats with other machines: %s", error.strerror)
                     return ""
-                self._begin()
+            if not self._begin():  # what listens is for the next rank that asks
+                return ""
             here = self._listener.getsockname()[1]
             if run not in self._secrets:
                 if len(self._secrets) >= _RUNS:
@@ -216,33 +216,38 @@ class Heartbeats:
                 sock.close()
         self._selector.close()
 
-    def _begin(self) -> None:
+    def _begin(self) -> bool:
+        """Wake the thread, which is started first if need be. Return False if it cannot be."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="spotguard-heartbeats", daemon=True)
-            self._ticked_at = self._clock.monotonic()
-            self._selector.register(self._wake, selectors.EVENT_READ, None)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="spotguard-heartbeats", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a limit of processes counts threads
+                logger.warning("no heartbeats with other machines: %s", error)
+                return False
+            self._thread = thread
         self._waker.send(b"x")
+        return True
 
     # --- the thread ---
 
     def _run(self) -> None:
-        listens = False
+        listens, self._ticked_at = False, self._clock.monotonic()
         while not self._closed:
             if not listens and self._listener is not None:
                 listens = True
                 self._selector.register(self._listener, selectors.EVENT_READ, None)
             try:
-                for key, _ in self._selector.select(self._every if self._links or self._wanted else None):
+                for key, _ in self._selector.select(
+                    self._every if self._links or self._wanted or self._callers else None
+                ):
                     self._ready(key)
                 self._tick()
             except Exception:  # a bug here must cost heartbeats only
                 logger.exception("an error of the heartbeats")
                 self._clock.wait(threading.Event(), self._every)
-        for link in self._links.values():
-            link.close()
-        for caller in self._callers:
-            caller.close()
+        for each in (*self._links.values(), *self._callers):
+            each.close()
 
     def _ready(self, key: selectors.SelectorKey) -> None:
         sock = key.fileobj

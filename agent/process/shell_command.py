@@ -7,8 +7,6 @@ Its output goes to the log. Its success or failure changes nothing.
 from __future__ import annotations
 
 import logging
-import os
-import select
 import shutil
 import signal
 import subprocess
@@ -17,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from ...providers.clock import Clock
 from ...providers.text import TEXT, clip
+from .child import Child, Ended
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -24,9 +23,6 @@ logger = logging.getLogger("spotguard.agent")
 _AT_ONCE = 4
 #: Lines of one run that are logged.
 _LINES = 200
-#: Seconds that `close` waits for each thread after the kill.
-_PATIENCE = 0.5
-_LONGEST_SLEEP = 3600.0
 #: Seconds after the limit at which a command ends that nobody has killed.
 _LATER = 1.0
 
@@ -51,8 +47,9 @@ class ShellCommand:
         self._clock = clock
         self._ended = ended
         self._lock = threading.Lock()
-        self._running: set[threading.Thread] = set()
-        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        #: By number of the run.
+        self._running: dict[int, Child] = {}
+        self._runs = 0
 
     @property
     def busy(self) -> bool:
@@ -74,71 +71,49 @@ class ShellCommand:
                     "%s is not run for %s: it runs %d times already [SG110]", self._option, what, _AT_ONCE
                 )
                 return
-            thread = threading.Thread(
-                target=self._run,
-                args=(env, until, given),
-                name=f"spotguard{self._option.removeprefix('-')}",
-                daemon=True,
-            )
-            self._running.add(thread)
-        thread.start()
+            self._runs += 1
+            run, lines = self._runs, _OutputLines(self._option.removeprefix("--"))
+            try:
+                self._running[run] = Child(
+                    self._words(until),
+                    lambda ended: self._over(run, ended, lines),
+                    given=given,
+                    env=env,
+                    errors=subprocess.STDOUT,
+                    until=until,
+                    clock=self._clock,
+                    output=lines.take,
+                    name=f"spotguard{self._option.removeprefix('-')}",
+                )
+                return
+            except OSError as error:
+                why = error.strerror or error
+                logger.warning("%s %r cannot be run: %s [SG110]", self._option, self._command, why)
+        self._ended()
 
     def close(self) -> None:
         """End the runs that are left."""
-        os.eventfd_write(self._stop_fd, 1)
         with self._lock:
-            running = list(self._running)
-        for thread in running:
-            thread.join(_PATIENCE)
-        if not self.busy:  # else a thread still polls the descriptor, until this process ends
-            os.close(self._stop_fd)
+            running = [*self._running.values()]
+        for child in running:
+            child.kill()
+        for child in running:
+            child.close()
 
-    # --- one thread for each run of the command ---
+    def _words(self, until: float) -> list[str]:
+        command = ["/bin/sh", "-c", self._command]
+        watchdog = shutil.which("timeout") if self._outlived else None
+        if watchdog is None:
+            return command
+        left = max(0.0, until - self._clock.monotonic()) + _LATER
+        return [watchdog, "-s", "KILL", f"{left:.3f}", *command]
 
-    def _run(self, env: Mapping[str, str], until: float, given: bytes) -> None:
-        try:
-            self._follow(self._start(env, given, until), until)
-        except OSError as error:
-            why = error.strerror or error
-            logger.warning("%s %r cannot be run: %s [SG110]", self._option, self._command, why)
-        finally:
-            with self._lock:
-                self._running.discard(threading.current_thread())
-            self._ended()
+    # --- the thread that follows a run ---
 
-    def _start(self, env: Mapping[str, str], given: bytes, until: float) -> subprocess.Popen[bytes]:
-        # A file in memory: a command that does not read must not block the writer, nor a large text.
-        with open(os.memfd_create("spotguard-input"), "w+b") as stdin:
-            stdin.write(given)
-            stdin.seek(0)
-            # A group of its own: Ctrl-C does not reach the command, and its children are killed with it.
-            command = ["/bin/sh", "-c", self._command]
-            watchdog = shutil.which("timeout") if self._outlived else None
-            if watchdog is not None:
-                left = max(0.0, until - self._clock.monotonic()) + _LATER
-                command = [watchdog, "-s", "KILL", f"{left:.3f}", *command]
-            return subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-                process_group=0,
-            )
-
-    def _follow(self, process: subprocess.Popen[bytes], until: float) -> None:
-        assert process.stdout is not None
-        with process.stdout as output:
-            os.set_blocking(output.fileno(), False)
-            log = _OutputLines(self._option.removeprefix("--"))
-            ended = self._listen(process.pid, output.fileno(), log, until)
-            if not ended:
-                os.killpg(process.pid, signal.SIGKILL)
-            # As PID 1 the agent reaps every child in another thread. The status of this one may be lost; it then counts as 0.
-            code = process.wait()
-            log.take(_read(output.fileno()))
-            log.end()
-        if not ended:
+    def _over(self, run: int, ended: Ended, lines: _OutputLines) -> None:
+        lines.end()
+        code = ended.returncode
+        if ended.killed:
             logger.warning(
                 "%s %r was killed: it had not ended in its time [SG110]", self._option, self._command
             )
@@ -147,31 +122,9 @@ class ShellCommand:
             logger.warning("%s %r failed: %s [SG110]", self._option, self._command, how)
         else:
             logger.info("%s is done", self._option)
-
-    def _listen(self, pid: int, output: int, log: _OutputLines, until: float) -> bool:
-        """Log the command's output until the command ends (True), or until it must be killed (False)."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return True
-        try:
-            poll = select.poll()
-            for fd in (output, pidfd, self._stop_fd):
-                poll.register(fd, select.POLLIN)
-            while (left := until - self._clock.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(min(left, _LONGEST_SLEEP) * 1000)}
-                if pidfd in ready:
-                    return True
-                if self._stop_fd in ready:
-                    return False
-                if output in ready:
-                    data = _read(output)
-                    log.take(data)
-                    if not data:  # the command has closed its output, and goes on
-                        poll.unregister(output)
-            return False
-        finally:
-            os.close(pidfd)
+        with self._lock:
+            del self._running[run]
+        self._ended()
 
 
 class _OutputLines:
@@ -203,11 +156,3 @@ class _OutputLines:
             logger.info("%s: %s", self._name, clip(line.decode(errors="replace"), TEXT))
         elif self._count == _LINES + 1:
             logger.info("%s: more than %d lines: the rest is not logged", self._name, _LINES)
-
-
-def _read(fd: int) -> bytes:
-    """Return the bytes in the pipe now; b"" if it is empty or closed."""
-    try:
-        return os.read(fd, 64 * 1024)
-    except BlockingIOError:
-        return b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -38,36 +39,43 @@ class ExcludeFile:
 
     def __init__(self, path: str, env: Mapping[str, str]) -> None:
         self._path = path
-        self._machine = env.get(_NODE) or os.uname().nodename
-        self._writer: threading.Thread | None = None
+        self._here = env.get(_NODE) or os.uname().nodename
+        #: The threads that write, by machine.
+        self._writers: dict[str, threading.Thread] = {}
 
     def add(self, machine: str, kind: str, *, broken: bool = False) -> None:
         """Append the name of a machine, "" for this one, in a thread. Never blocks."""
-        self._machine = machine or self._machine
-        self._writer = threading.Thread(target=self._append, name="spotguard-exclude-file", daemon=True)
-        self._writer.start()
+        machine = machine or self._here
+        if machine in self._writers:
+            return
+        self._writers[machine] = threading.Thread(
+            target=self._append, args=(machine,), name="spotguard-exclude-file", daemon=True
+        )
+        try:
+            self._writers[machine].start()
+        except RuntimeError as error:  # a limit of processes counts threads
+            del self._writers[machine]
+            self._failed(machine, str(error))
 
     def close(self) -> None:
-        """Wait a moment for the last name."""
-        if self._writer is not None:
-            self._writer.join(_PATIENCE)
-            if self._writer.is_alive():
-                self._failed("it hangs")
+        """Wait a moment for the names."""
+        until = time.monotonic() + _PATIENCE
+        for machine, writer in self._writers.items():
+            writer.join(max(0.0, until - time.monotonic()))
+            if writer.is_alive():
+                self._failed(machine, "it hangs")
 
-    def _append(self) -> None:
+    def _append(self, machine: str) -> None:
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, f"{self._machine}\n".encode())
+                os.write(fd, f"{machine}\n".encode())
             finally:
                 os.close(fd)
         except OSError as error:
-            self._failed(error.strerror or str(error))
+            self._failed(machine, error.strerror or str(error))
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, machine: str, why: str) -> None:
         logger.error(
-            "--exclude-file %r cannot be written: %s; exclude %s in your scheduler",
-            self._path,
-            why,
-            self._machine,
+            "--exclude-file %r cannot be written: %s; exclude %s in your scheduler", self._path, why, machine
         )

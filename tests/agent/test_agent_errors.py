@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spotguard.agent import loop
+from spotguard.agent import app, loop
 from spotguard.agent.actions import Action, ExcludeMachine, Finish, Launch, Log, ReportEvent
+from spotguard.agent.config.resolve import resolve
 from spotguard.agent.core.failures.verification import VerificationSchedule
 from spotguard.agent.core.machine import Machine
 from spotguard.agent.core.state import Policy
@@ -21,6 +24,7 @@ from spotguard.agent.process.supervisor import Supervisor
 from spotguard.agent.telemetry import systemd
 from spotguard.agent.telemetry.status import AgentFacts
 from spotguard.providers.clock import SystemClock
+from spotguard.providers.errors import SpotguardError
 from tests.fakes.serving import Events, Serving
 
 FACTS = AgentFacts("r", os.getpid(), "r.sock", False, 0.0)
@@ -165,3 +169,20 @@ def test_each_way_to_exclude_a_machine_is_tried(serve: Serving, events: Events) 
     machine = Scripted(ExcludeMachine("n7", "gpu"), Finish(1))
     assert Agent(machine, serve(), SystemClock(), events.queue, FACTS, exclusions=ways).run() == 1
     assert added == ["n7"]
+
+
+def test_an_agent_without_threads_is_a_line_with_the_way_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no command is started that nobody guards."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    socket, began = folder / "r.sock", folder / "began"
+    options = resolve("run", {"provider": "none", "socket": str(socket), "run-id": "r"}, {})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(SpotguardError, match=r"can't start new thread; raise the limit of processes"):
+        app.run(options, ["touch", str(began)])
+    assert not socket.exists()
+    assert not began.exists()

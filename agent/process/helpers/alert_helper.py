@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,15 +289,16 @@ class AlertHelper:
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        with os.fdopen(os.dup(process.stdout.fileno()), "rb") as reports:
-            process.stdout.close()
-            while line := reports.readline(_LONGEST):
-                try:
-                    body = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(body, dict):
-                    self._post(HelperReported(body))
+        try:
+            with os.fdopen(os.dup(process.stdout.fileno()), "rb") as reports:
+                process.stdout.close()
+                while line := reports.readline(_LONGEST):
+                    with suppress(ValueError, RecursionError):
+                        if isinstance(body := json.loads(line), dict):
+                            self._post(HelperReported(body))
+        except Exception:  # its end has to be seen, so that it is started again
+            logger.exception("an error of the agent with the reports of the helper of alerts")
+            process.kill()
         # As PID 1 the agent reaps every child in another thread. The status may be lost; it then counts as 0.
         self._post(HelperEnded(process.pid, process.wait()))
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....providers.text import TEXT, clip
-from .python_process import Ended, PythonProcess
+from ..child import Child, Ended
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -44,7 +44,7 @@ class NodeLabel:
     def __init__(self, node: str, env: Mapping[str, str], patience: float = _PATIENCE) -> None:
         self._node, self._patience = node, patience
         self._server = {name: env[name] for name in _SERVER if name in env}
-        self._process: PythonProcess | None = None
+        self._process: Child | None = None
 
     def add(self, machine: str, kind: str, *, broken: bool) -> None:
         """Begin to set the label. Returns at once. The node of another machine is not known, so its label stays.
@@ -61,8 +61,8 @@ class NodeLabel:
             return
         given = {"node": self._node, "value": kind, "env": self._server, "mount": MOUNT}
         try:
-            self._process = PythonProcess(
-                ("-P", "-m", "spotguard.alerts.node_label"),
+            self._process = Child(
+                (sys.executable, "-P", "-m", "spotguard.alerts.node_label"),
                 lambda ended: self._log(kind, ended),
                 given=json.dumps(given).encode(),
             )

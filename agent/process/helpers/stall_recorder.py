@@ -18,7 +18,7 @@ from typing import Any
 
 from ....providers.text import TEXT, clip
 from ...actions import ReadStacks, RecordFailure
-from .python_process import Ended, PythonProcess
+from ..child import Child, Ended
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -41,7 +41,7 @@ class StallRecorder:
         self._env = env
         self._patience = patience
         #: By module.
-        self._running: dict[str, PythonProcess] = {}
+        self._running: dict[str, Child] = {}
         self._closed = False
 
     def read(self, action: ReadStacks) -> None:
@@ -90,13 +90,13 @@ class StallRecorder:
 
     def _start(self, module: str, body: Mapping[str, Any], failure: str) -> None:
         try:
-            self._running[module] = PythonProcess(
-                ("-P", "-m", module),
+            self._running[module] = Child(
+                (sys.executable, "-P", "-m", module),
                 lambda ended: self._log(failure, ended),
                 given=json.dumps(body).encode(),
                 env=self._env,
                 errors=subprocess.STDOUT,
-                patience=self._patience,
+                until=time.monotonic() + self._patience,
             )
         except OSError as error:
             logger.warning("%s: %s: %s", failure, sys.executable, error.strerror)

@@ -17,7 +17,7 @@ from typing import Any
 from ....providers.text import TEXT, clip, key_list
 from ...actions import Verify
 from ...events import Event, Verified
-from .python_process import Ended, PythonProcess
+from ..child import Child, Ended
 
 logger = logging.getLogger("spotguard.agent")
 
@@ -36,14 +36,14 @@ class Verifier:
     def __init__(self, env: Mapping[str, str], post: Callable[[Event], None]) -> None:
         self._env = env
         self._post = post
-        self._process: PythonProcess | None = None
+        self._process: Child | None = None
 
     def start(self, action: Verify) -> None:
         """Begin to verify. Returns at once."""
         words = ("verify", "--background", "--json", "--run-id", action.run_id, "--step", str(action.step))
         try:
-            self._process = PythonProcess(
-                ("-m", "spotguard", *words),
+            self._process = Child(
+                (sys.executable, "-m", "spotguard", *words),
                 lambda ended: self._report(action, ended),
                 # Not among the words: a store's URL may hold a secret, and `ps` shows words.
                 env={**self._env, "SPOTGUARD_STORE": action.store},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from spotguard.agent.events import Event, MachineSeen
+from spotguard.agent.ipc import heartbeats
 from spotguard.agent.ipc.heartbeats import Heartbeats, _code
 from spotguard.providers.clock import SystemClock
 
@@ -108,6 +110,33 @@ def test_a_stranger_is_hung_up_on(agent: Callable[[], Agent]) -> None:
     with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as stranger:
         stranger.sendall(bytes(24))
         assert stranger.recv(1) == b""
+
+
+def test_silent_strangers_are_hung_up_on_although_nothing_is_watched(
+    agent: Callable[[], Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a descriptor, of which there are 512."""
+    monkeypatch.setattr(heartbeats, "_HELLO", 0.0)
+    port = int(agent().place().split()[1])
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as stranger:
+        assert stranger.recv(1) == b""
+
+
+def test_an_agent_without_a_thread_for_heartbeats_has_none(
+    agent: Callable[[], Agent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ranks are served all the same, and the next one asks again."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one = agent().heartbeats
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert one.open(RUN) == ""
+        one.watch(RUN, {"127.0.0.1 5000 abc": "other"})
+    assert "no heartbeats with other machines: can't start new thread" in caplog.text
+    assert one.open(RUN) != ""
 
 
 def test_an_answer_without_the_secret_is_none(agent: Callable[[], Agent]) -> None:

@@ -21,6 +21,15 @@ def test_each_machine_appends_its_name(tmp_path: Path) -> None:
     assert (tmp_path / "left").read_text().split() == ["n7", os.uname().nodename, "n9"]
 
 
+def test_each_of_several_machines_is_named_once(tmp_path: Path) -> None:
+    """This one too, after another one was named."""
+    file = ExcludeFile(str(tmp_path / "left"), {"SLURMD_NODENAME": "n7"})
+    for machine in ("n8", "", "n9", "n8"):
+        file.add(machine, "stall")
+    file.close()
+    assert sorted((tmp_path / "left").read_text().split()) == ["n7", "n8", "n9"]
+
+
 def test_nothing_is_written_before_a_machine_is_left(tmp_path: Path) -> None:
     ExcludeFile(str(tmp_path / "left"), {}).close()
     assert list(tmp_path.iterdir()) == []

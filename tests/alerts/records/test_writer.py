@@ -41,6 +41,15 @@ def test_a_process_gets_its_body_and_has_no_way_into_the_helper_s_pipe(
     assert capfd.readouterr().out == ""
 
 
+def test_a_process_that_does_not_read_its_body_holds_nobody_up(module: Callable[[str], str]) -> None:
+    """A pipe holds 64 KiB."""
+    processes = StoreProcesses(SystemClock())
+    processes.start(StoreJob(module("import signal\nsignal.pause()\n"), {"text": "x" * 1_000_000}, "no"))
+    assert processes.busy()
+    processes.close()
+    assert not processes.busy()
+
+
 def test_a_process_that_cannot_be_started_is_started_later(
     module: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -88,7 +97,7 @@ def test_a_process_that_is_out_of_time_is_killed(
         assert processes.busy()
         clock.advance(5)
     assert not processes.busy()
-    assert running.process.returncode == -9
+    assert running.child.returncode == -9
     assert caplog.messages == ["the store took more than 20 s: it is not written"]
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ...agent.process.child import Child
 from ...providers.clock import Clock
 
 log = logging.getLogger("spotguard.agent")
@@ -45,7 +44,7 @@ class _Running:
     job: StoreJob
     #: Monotonic seconds at which it is killed.
     until: float
-    process: subprocess.Popen[bytes]
+    child: Child
 
 
 class StoreProcesses:
@@ -69,23 +68,16 @@ class StoreProcesses:
 
     def _begin(self, job: StoreJob, until: float) -> None:
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", job.module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # the helper's own is the pipe to its agent
-                process_group=0,
-            )
+            # Its output is dropped: the helper's own is the pipe to its agent.
+            words, given = (sys.executable, "-P", "-m", job.module), json.dumps(job.body).encode()
+            child = Child(words, lambda ended: None, given=given)
         except OSError as error:
             if self._clock.monotonic() < until:
                 self._waiting.append((job, until))
             else:
                 log.warning("%s cannot be started (%s): %s", sys.executable, error.strerror, job.failure)
             return
-        self._running.append(_Running(job, until, process))
-        assert process.stdin is not None
-        # A few KiB: a pipe takes 64. A process that has ended already takes nothing, and its exit code counts.
-        with suppress(BrokenPipeError), process.stdin as given:
-            given.write(json.dumps(job.body).encode())
+        self._running.append(_Running(job, until, child))
 
     def busy(self) -> bool:
         """Return whether a process works. One that is out of time is killed.
@@ -101,21 +93,19 @@ class StoreProcesses:
         for job, until in waiting:
             self._begin(job, until)
         for each in [*self._running]:
-            in_time = self._clock.monotonic() < each.until
-            if each.process.poll() is None and in_time:
+            works = each.child.works
+            if works and self._clock.monotonic() < each.until:
                 continue
             self._running.remove(each)
-            if each.process.poll() is None:
-                each.process.kill()
-                each.process.wait()
+            if works:
+                each.child.close()
                 log.warning("the store took more than %.0f s: %s", PATIENCE, each.job.failure)
-            elif each.process.returncode:
+            elif each.child.returncode:
                 log.warning("%s", each.job.failure)
         return bool(self._running or self._waiting)
 
     def close(self) -> None:
         """Kill the processes that are left."""
         for each in self._running:
-            each.process.kill()
-            each.process.wait()
+            each.child.close()
         self._running, self._waiting = [], []

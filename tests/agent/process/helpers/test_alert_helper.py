@@ -81,6 +81,30 @@ def test_it_gets_its_begin_and_then_what_happens(held: Held) -> None:
     assert held.helper.next_beat is None
 
 
+def test_a_report_that_cannot_be_read_costs_that_report(held: Held) -> None:
+    """Such as one that is nested too deeply for Python's parser."""
+    held.of("print('[' * 100_000); print('no JSON'); print('{\"a\": 1}', flush=True); input()").start()
+    assert held.heard() == {"a": 1}
+
+
+def test_a_helper_whose_reports_nobody_can_take_is_started_again(
+    held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that reads would end without a word, and the agent would take the helper for alive."""
+    post = held.helper._post
+
+    def fails(event: Any) -> None:
+        if isinstance(event, HelperReported):
+            raise RuntimeError("a bug")
+        post(event)
+
+    held.helper._post = fails
+    held.helper.start()
+    held.helper.ended(held.events.next(HelperEnded))
+    assert "an error of the agent with the reports" in caplog.text
+    assert "is started again in 5 s" in caplog.text
+
+
 def test_it_is_told_of_each_source_that_is_blind_and_sees_again(held: Held) -> None:
     """A source that has not answered yet is neither. The next helper is told of those that are blind."""
     held.helper.start()
