@@ -20,6 +20,8 @@ from .session import Participant, Session
 #: Seconds for a try to save at a notice without a window (hibernation, a deadline that is past). The machine may freeze at any
 #: instant; if it does not, giving up gains nothing.
 LAST_TRY = 10.0
+#: The most participants of one user whose connections are closed, each as many as a user may have (`ipc.connection.Limits`).
+_GONE = 512
 #: Kinds after which this machine stays, and the command starts here again.
 _STAYS = frozenset({NoticeKind.PEER, NoticeKind.ORPHAN, NoticeKind.RESTART})
 
@@ -198,6 +200,9 @@ class Preemption:
         )
 
     def tell(self, session: Session, now: float) -> Preempt:
+        gone = [n for n, part in self.parts.items() if part.closed and part.session.uid == session.uid]
+        if len(gone) >= _GONE:
+            del self.parts[gone[0]]
         self.parts[session.number] = Participant(session, now, delivered_as=self.id, left=session.left)
         return self.preempt(now)
 

@@ -86,6 +86,22 @@ def test_calls_that_come_and_go_leave_nothing_behind() -> None:
     assert sizes[1] <= sizes[0] + A_FEW
 
 
+def test_processes_that_come_and_go_in_a_notice_leave_room_for_others() -> None:
+    """Each gets it; those that are gone are forgotten, but for as many as a user may have at once."""
+    story = Story(command=False)
+    rank = story.opens(uid=OTHER)
+    story.notice()
+    sizes = []
+    for _ in range(2):
+        for _ in range(600):
+            story.closes(story.opens(200, uid=FLOODER, run="flood"))
+        sizes.append(objects_in(story.machine))
+    assert sizes[1] <= sizes[0] + A_FEW
+    p = story.machine.preemption
+    assert p is not None
+    assert rank in p.parts
+
+
 def test_notices_of_one_users_launchers_leave_room_for_another_users() -> None:
     story = Story(command=False)
     flooder, rank = story.opens(uid=FLOODER), story.opens(200, uid=OTHER, run="other")
