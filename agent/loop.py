@@ -54,7 +54,6 @@ from .events import (
 from .ipc.heartbeats import Heartbeats
 from .ipc.process_stat import may_run
 from .ipc.server import Server
-from .process import torchrun
 from .process.drain import drain
 from .process.helpers.stall_recorder import StallRecorder
 from .process.memory.counters import MemoryCounters
@@ -379,8 +378,7 @@ class Agent:
 
     def _prepare(self, launch: Launch, supervisor: Supervisor) -> None:
         for gone, meet in launch.moves:
-            if (moved := torchrun.moved(supervisor.command, gone, meet)) != supervisor.command:
-                supervisor.change(moved)
+            if supervisor.move(gone, meet):
                 logger.warning("the rendezvous was on the machine that goes: it is on %s from now on", meet)
         supervisor.hint(launch)
         if self._alerts is not None:

@@ -30,7 +30,7 @@ from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
 from ..config.options import LAST_FAILURE, LOADER_WORKERS
 from ..events import CommandEnded, Event, GroupSeen
-from . import proctree
+from . import proctree, torchrun
 from .memory.kills import MemoryKills
 from .program import NOT_EXECUTABLE, CommandError, find, refusal
 from .terminal import Terminal, feeds_a_pipe, somebody_can_continue_us
@@ -169,13 +169,11 @@ class Supervisor:
         """The command's record for the next agent (`proctree.record_of`)."""
         return proctree.record_of(self._pid, self._env)
 
-    @property
-    def command(self) -> list[str]:
-        return list(self._command)
-
-    def change(self, command: Sequence[str]) -> None:
-        """Set the command for the next `start`."""
-        self._command = list(command)
+    def move(self, gone: frozenset[str], meet: str) -> bool:
+        """Have the next `start` meet the job's other machines at `meet`, if it met them on the machine that is gone."""
+        before = self._command, self._env
+        self._command, self._env = torchrun.moved(*before, gone, meet)
+        return before != (self._command, self._env)
 
     def hint(self, launch: Launch) -> None:
         """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to avoid."""

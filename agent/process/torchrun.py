@@ -12,7 +12,7 @@ that joins finds the addresses of machines that are gone. A machine that starts 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..core.peers import PATIENCE
 
@@ -25,8 +25,10 @@ UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: Seconds added to the longest save. The agent itself has ended all workers by then.
 _AFTER = 60.0
 
-#: The option that names the rendezvous. `torch.distributed.run` accepts each option with hyphens or with underscores.
-_ENDPOINT = ("--rdzv-endpoint", "--rdzv_endpoint")
+#: Options with their shortest abbreviations: `torch.distributed.run` takes each that is unique, with hyphens or with underscores;
+#: and the variables that it reads where an option is not given.
+_ENDPOINT, _MAX_RESTARTS = ("--rdzv-endpoint", "--rdzv-e"), ("--max-restarts", "--max-re")
+_ENDPOINT_VARIABLE, _MAX_RESTARTS_VARIABLE = "PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS"
 #: `accelerate launch` runs torchrun's agent in its own process.
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 #: The options of torchrun (torch 2.13) that take no value, with hyphens.
@@ -54,28 +56,36 @@ def _behind_launcher(command: Sequence[str]) -> int | None:
     return None
 
 
-def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether the command is a torchrun that starts its workers again after a failure of one."""
-    if (first := _behind_launcher(command)) is None:
-        return False
-    number = env.get("PET_MAX_RESTARTS", "0")  # each option of torchrun has such a variable
+def _options(command: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """Yield each option of the launcher's own: its name with hyphens, the index of the word with its value, and the value."""
     before = ""  # the option to which the next word may belong
-    for word in command[first:]:
+    for at in range(_behind_launcher(command) or len(command), len(command)):
+        word = command[at]
         if not word.startswith("-"):
             if not before or word.endswith(".py"):
-                break  # the script's name: its own options follow
-            number, before = word if _is_max_restarts(before) else number, ""
+                return  # the script's name: its own options follow
+            yield before, at, word
+            before = ""
             continue
         if word == "--" or (word.startswith("-m") and len(word) > len("-m")):
-            break  # the script follows, or is a part of the word, as in `-mpackage.train`
-        option, equals, value = word.replace("_", "-").partition("=")
-        number = value if equals and _is_max_restarts(option) else number
+            return  # the script follows, or is a part of the word, as in `-mpackage.train`
+        name, equals, value = word.partition("=")
+        option = name.replace("_", "-")
+        if equals:
+            yield option, at, value
         before = "" if equals or option in _FLAGS else option
-    return number.strip() not in ("", "0")
 
 
-def _is_max_restarts(option: str) -> bool:
-    return len(option) > len("--max-r") and "--max-restarts".startswith(option)
+def _is(option: str, of: tuple[str, str]) -> bool:
+    name, shortest = of
+    return option.startswith(shortest) and name.startswith(option)
+
+
+def restarts(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Return whether the command is a torchrun that starts its workers again after a failure of one."""
+    numbers = [value for option, _, value in _options(command) if _is(option, _MAX_RESTARTS)]
+    variable = env.get(_MAX_RESTARTS_VARIABLE, "0")
+    return is_torchrun(command) and [variable, *numbers][-1].strip() not in ("", "0")
 
 
 def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -> dict[str, str]:
@@ -86,29 +96,28 @@ def told(command: Sequence[str], window: float | None, env: Mapping[str, str]) -
     return {name: value for name, value in defaults.items() if not env.get(name)}
 
 
-def moved(command: Sequence[str], gone: frozenset[str], meet: str) -> list[str]:
-    """Return the command with its rendezvous moved to `meet`, if it was on the machine that is gone.
+def moved(
+    command: Sequence[str], env: Mapping[str, str], gone: frozenset[str], meet: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command and its environment with the rendezvous moved to `meet`, if it was on the machine that is gone.
 
     The machine at `meet` hosts the rendezvous then; torchrun detects that itself.
 
     Args:
         command: the program and its arguments.
+        env: its environment.
         gone: the names and addresses of the machine that is gone.
         meet: the new host.
     """
-    words = list(command)
+    words, env = list(command), dict(env)
     if not is_torchrun(words):
-        return words
-    for at, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option not in _ENDPOINT:
-            continue
-        if equals:
-            words[at] = f"{option}={_elsewhere(value, gone, meet)}"
-        elif at + 1 < len(words):
-            words[at + 1] = _elsewhere(words[at + 1], gone, meet)
-        break  # behind the script's name it would be an option of the script
-    return words
+        return words, env
+    for option, at, value in _options(command):
+        if _is(option, _ENDPOINT):
+            words[at] = words[at].removesuffix(value) + _elsewhere(value, gone, meet)
+    if endpoint := env.get(_ENDPOINT_VARIABLE):
+        env[_ENDPOINT_VARIABLE] = _elsewhere(endpoint, gone, meet)
+    return words, env
 
 
 def _elsewhere(endpoint: str, gone: frozenset[str], meet: str) -> str:

@@ -272,6 +272,19 @@ def test_a_command_that_starts_again_behind_a_dead_loader_worker_is_to_use_none(
         assert [stand.report.next() for _ in range(3)] == [otherwise, "0", otherwise]
 
 
+def test_a_command_that_starts_again_meets_elsewhere(stand: Stand) -> None:
+    """As torchrun, whose rendezvous was on the machine that is gone."""
+    script = (
+        "import os; os.write(int(os.environ['REPORT']), (os.environ['PET_RDZV_ENDPOINT'] + chr(10)).encode())"
+    )
+    env = {**os.environ, "PET_RDZV_ENDPOINT": "node1:29400"}
+    command = stand.supervise("env", "-u", "NONE", sys.executable, "-c", script, "torchrun", env=env)
+    assert command.move(frozenset({"node1"}), "node2")
+    assert not command.move(frozenset({"node1"}), "node2")
+    command.start()
+    assert stand.report.next() == "node2:29400"
+
+
 def test_a_running_command_is_not_started_again(stand: Stand) -> None:
     supervisor = stand.supervise("sleep", "1000")
     pid = supervisor.start()

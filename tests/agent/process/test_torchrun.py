@@ -68,6 +68,13 @@ GONE = frozenset({"node1", "node1.example.org", "10.0.0.1", "fd00::1"})
         ("--rdzv_endpoint 10.0.0.1", "--rdzv_endpoint node2"),
         ("--rdzv_endpoint=[fd00::1]:29400", "--rdzv_endpoint=node2:29400"),
         ("--rdzv_endpoint=[fd00::1]", "--rdzv_endpoint=node2"),
+        ("--rdzv-e node1:29400", "--rdzv-e node2:29400"),
+        ("--rdzv_end=node1:29400", "--rdzv_end=node2:29400"),
+        (
+            "--rdzv-endpoint node1:1 --rdzv-endpoint=node1:2",
+            "--rdzv-endpoint node2:1 --rdzv-endpoint=node2:2",
+        ),
+        ("--rdzv-id node1", "--rdzv-id node1"),
         ("--rdzv-endpoint head:29400", "--rdzv-endpoint head:29400"),
         ("--rdzv-endpoint", "--rdzv-endpoint"),
         ("", ""),
@@ -76,22 +83,36 @@ GONE = frozenset({"node1", "node1.example.org", "10.0.0.1", "fd00::1"})
 def test_a_rendezvous_on_the_machine_that_goes_is_moved(before: str, after: str) -> None:
     """To a machine that stays, with the same port; one that is elsewhere stays where it is."""
     command = f"torchrun --nnodes 2:4 {before}".split()
-    assert moved(command, GONE, "node2") == f"torchrun --nnodes 2:4 {after}".split()
+    assert moved(command, {}, GONE, "node2") == (f"torchrun --nnodes 2:4 {after}".split(), {})
 
 
-def test_only_torchruns_own_rendezvous_is_moved() -> None:
-    """The first is its own, a later one its script's; and what is no torchrun is not touched."""
-    command = ["torchrun", "--rdzv-endpoint", "head:1", "train.py", "--rdzv-endpoint", "node1:1"]
-    assert moved(command, GONE, "node2") == command
-    assert moved(["train", "--rdzv-endpoint", "node1:1"], GONE, "node2") == [
-        "train",
-        "--rdzv-endpoint",
-        "node1:1",
-    ]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --rdzv-endpoint head:1 train.py --rdzv-endpoint node1:1",
+        "torchrun train.py --rdzv-endpoint node1:1",
+        "torchrun -m pkg.train --rdzv-endpoint=node1:1",
+        "torchrun --standalone -- train --rdzv-endpoint=node1:1",
+        "train --rdzv-endpoint node1:1",
+    ],
+)
+def test_an_option_of_the_script_is_not_touched(command: str) -> None:
+    """Nor what is no torchrun."""
+    assert moved(command.split(), {}, GONE, "node2") == (command.split(), {})
+
+
+def test_a_rendezvous_in_the_environment_is_moved_too() -> None:
+    """torchrun reads it there if it is not in the command."""
+    command, env = ["torchrun", "train.py"], {"PET_RDZV_ENDPOINT": "node1:29400", "OTHER": "node1"}
+    assert moved(command, env, GONE, "node2") == (command, {**env, "PET_RDZV_ENDPOINT": "node2:29400"})
+    assert moved(["train"], env, GONE, "node2") == (["train"], env)
 
 
 def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
-    assert moved(["torchrun", "--rdzv-endpoint=node1:1"], GONE, "fd00::2")[1] == "--rdzv-endpoint=[fd00::2]:1"
+    assert (
+        moved(["torchrun", "--rdzv-endpoint=node1:1"], {}, GONE, "fd00::2")[0][1]
+        == "--rdzv-endpoint=[fd00::2]:1"
+    )
 
 
 @pytest.mark.parametrize(
