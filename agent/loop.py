@@ -9,7 +9,7 @@ import logging
 import queue
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -145,6 +145,7 @@ class Agent:
         self._exclusions = exclusions
         self._stall_recorder = stall_recorder
         self._feed = Feed(facts.sources)
+        self._outcomes = outcomes.OutcomeFiles(server.path)
         self._last: dict[str, Any] | None = None
         self._memory, self._memory_watch = memory, MemoryWatch()
         self._check_at = self._memory_at = 0.0
@@ -154,6 +155,10 @@ class Agent:
 
     def run(self) -> int:
         """Run until the machine requests `Finish`, and return the exit code."""
+        with closing(self._outcomes):
+            return self._run()
+
+    def _run(self) -> int:
         with _guarded("the start of the helper of alerts"):
             if self._alerts is not None:
                 self._alerts.start()
@@ -239,7 +244,6 @@ class Agent:
         self._carry_out(actions)
 
     def _tell_followers(self, event: Event | None, now: float) -> None:
-        """Send the feed to the agents that follow it."""
         for followers, message in self._feed.take(event, now):
             self._server.send_all(followers, message)
 
@@ -322,11 +326,9 @@ class Agent:
         elif isinstance(action, SignalSession):
             self._server.signal(action.session, action.signum, action.group)
         elif isinstance(action, FollowMachines):
-            if self._heartbeats is None:
-                pass
-            elif action.machines is None:
+            if self._heartbeats is not None and action.machines is None:
                 self._heartbeats.over(action.run)
-            else:
+            elif self._heartbeats is not None and action.machines is not None:
                 self._heartbeats.watch(action.run, action.machines)
         elif isinstance(action, LookAtProcess):
             self._events.put(ProcessSeen(action.session, may_run(action.pid)))
@@ -388,9 +390,11 @@ class Agent:
         seen = outcomes.seen_time(outcome, self._clock.monotonic(), self._clock.time())
         record = outcome.record(seen)
         self._last = record
-        outcomes.publish(outcome, record, self._server.path)
-        if self._metrics is not None:
-            self._metrics.ended(record)
+        outcomes.log(outcome, record)
+        self._outcomes.add(record)
+        with _guarded("the metrics of an outcome"):
+            if self._metrics is not None:
+                self._metrics.ended(record)
         if self._alerts is not None:
             facts = {name: value for name, value in record.items() if name != "sessions"}
             self._alerts.tell("outcome", {**facts, "failed": outcome.failed})

@@ -10,9 +10,13 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,10 @@ from ..providers.text import amount
 
 logger = logging.getLogger("spotguard.agent")
 
+#: Bytes of the file of all records at which a new one begins: some thousand records.
+_ROTATED_AT = 4 * 1024 * 1024
+#: Records that wait for a file system that hangs, and seconds that the agent's end waits for it.
+_WAITING, _PATIENCE = 64, 2.0
 #: The end of a notice that its source withdrew while training could go on: nothing had to be committed.
 WITHDRAWN = "withdrawn"
 #: The end of a drill, or of the save of a stall, that something else has outdone.
@@ -227,16 +235,61 @@ def seen_time(outcome: Outcome, monotonic: float, wall: float) -> datetime:
     return datetime.fromtimestamp(wall - (monotonic - outcome.seen_at), UTC)
 
 
-def publish(outcome: Outcome, record: dict[str, Any], socket: Path) -> None:
-    """Log the outcome, and write its record beside the agent's socket."""
+def log(outcome: Outcome, record: Mapping[str, Any]) -> None:
+    """Log the outcome."""
     drill = outcome.drill and outcome.kind != NoticeKind.STALL
     done = logging.INFO if drill else logging.WARNING
     level = logging.ERROR if outcome.failed else done
     logger.log(level, "%s", outcome.line(), extra={"fields": {"outcome": record}})
-    try:
-        write(record, socket.parent, socket.stem)
-    except OSError as error:  # the line above then is the only record
-        logger.error("the outcome cannot be written beside %s: %s", socket, error.strerror)
+
+
+class OutcomeFiles:
+    """The files beside the agent's socket. A thread writes them, because their file system may hang and a kill may be due.
+
+    Where a record cannot be written, the line of the log is the only one.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Write the record soon. Never blocks."""
+        if self._waiting.qsize() >= _WAITING:
+            self._fail("their file system hangs")
+            return
+        self._waiting.put(record)
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="spotguard-outcomes", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # a limit of processes counts threads; better late than not at all
+                self._write(record)
+                self._waiting.get()
+                return
+            self._thread = thread
+
+    def close(self) -> None:
+        """Wait a moment for the last record."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():
+                self._fail("their file system hangs")
+
+    def _run(self) -> None:
+        while (record := self._waiting.get()) is not None:
+            self._write(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            write(record, self._socket.parent, self._socket.stem)
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+
+    def _fail(self, why: str) -> None:
+        logger.error("the outcome cannot be written beside %s: %s", self._socket, why)
 
 
 def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
@@ -254,8 +307,24 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
     except OSError:
         scratch.unlink(missing_ok=True)  # half a record is useless
         raise
-    _write_all(folder / f"{run_id}.outcomes.jsonl", data, os.O_APPEND)
+    every = folder / f"{run_id}.outcomes.jsonl"
+    if every.exists() and every.stat().st_size > _ROTATED_AT:
+        _rotate(every)
+    _write_all(every, data, os.O_APPEND)
     return last
+
+
+def _rotate(every: Path) -> None:
+    """Begin a new file. Of the records that the file before the last one had, only their numbers stay, for `earlier`."""
+    last, kinds = every.with_suffix(".jsonl.1"), Counter[str]()
+    for record in _records(last):
+        kind = {name: record.get(name) for name in ("kind", "drill", "level", "ended")}
+        kind["committed"] = None if record.get("committed") is None else 0.0
+        kind["sessions"] = [{}] if record.get("sessions") else []
+        kinds[json.dumps(kind)] += record.get("times", 1)
+    os.replace(every, last)
+    lines = (json.dumps({**json.loads(kind), "times": number}) for kind, number in kinds.items())
+    _write_all(every, "".join(f"{line}\n" for line in lines).encode(), os.O_APPEND)
 
 
 def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
@@ -263,8 +332,15 @@ def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
 
     Every record counts: a counter made from them must not be lower than that of the agent before.
     """
+    every = folder / f"{run_id}.outcomes.jsonl"
+    for path in (every.with_suffix(".jsonl.1"), every):
+        for record in _records(path):
+            yield from repeat(record, record.pop("times", 1))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with open(folder / f"{run_id}.outcomes.jsonl", "rb") as file:
+        with open(path, "rb") as file:
             for line in file:
                 try:
                     record = json.loads(line)
@@ -273,7 +349,7 @@ def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
                 if isinstance(record, dict):
                     yield record
     except OSError:
-        return  # there was no earlier agent
+        return  # there was no earlier agent, or it had too few for a second file
 
 
 def _write_all(path: Path, data: bytes, flag: int) -> None:

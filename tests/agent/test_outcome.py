@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -193,6 +194,62 @@ def test_those_before_us_are_read_again_as_far_as_they_are_whole(tmp_path: Path)
     long = "".join(json.dumps({"id": number, "detail": "x" * 1000}) + "\n" for number in range(2000))
     file.write_text(long)
     assert [record["id"] for record in outcomes.earlier(tmp_path, "run")] == list(range(2000))
+
+
+def test_records_fill_two_files_at_most_and_each_is_counted_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service may live for years, and its counters must not fall when it starts again."""
+    monkeypatch.setattr(outcomes, "_ROTATED_AT", 2000)
+    kept = ("kind", "drill", "level", "ended")
+    for number in range(200):
+        drill, done = number % 2 == 0, number % 4 == 0
+        record = {"kind": "drill" if drill else "terminate", "drill": drill, "level": "", "ended": "left"}
+        outcomes.write(
+            {**record, "committed": 1.0 if done else None, "id": number, "sessions": [{"rank": 0}]},
+            tmp_path,
+            "run",
+        )
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.keys() == {"run.outcome.json", "run.outcomes.jsonl", "run.outcomes.jsonl.1"}
+    assert max(sizes.values()) < 2500
+    found = list(outcomes.earlier(tmp_path, "run"))
+    assert len(found) == 200
+    assert sum(each["committed"] is not None for each in found) == 50
+    assert sum(each["drill"] for each in found) == 100
+    assert all(each["sessions"] for each in found)
+    assert [each["id"] for each in found if "id" in each][-1] == 199
+    assert all(name in each for each in found for name in kept)
+
+
+def test_a_file_system_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kill may be due: neither the outcome nor the end waits, and the log says so."""
+    hangs = threading.Event()
+    monkeypatch.setattr(outcomes, "write", lambda *_: hangs.wait(100))
+    monkeypatch.setattr(outcomes, "_PATIENCE", 0.0)
+    files = outcomes.OutcomeFiles(tmp_path / "run.sock")
+    for _ in range(70):
+        files.add({})
+    files.close()
+    hangs.set()
+    lines = {record.getMessage() for record in caplog.records}
+    assert lines == {f"the outcome cannot be written beside {tmp_path}/run.sock: their file system hangs"}
+
+
+def test_an_outcome_is_written_although_no_thread_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        files = outcomes.OutcomeFiles(tmp_path / "run.sock")
+        files.add({"id": 1})
+        files.close()
+    assert list(outcomes.earlier(tmp_path, "run")) == [{"id": 1}]
 
 
 def test_a_session_that_had_left_is_named_so() -> None:

@@ -29,6 +29,7 @@ from spotguard.hooks.ipc.protocol import (
 )
 from spotguard.providers.errors import UsageError
 from spotguard.providers.simulator.aws.service import AwsSimulator
+from tests.e2e.processes import eventually
 from tests.fakes.hook import FakeHook
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,7 @@ def test_a_notice_of_the_cloud_reaches_every_session(
     assert body["notice"]["id"] == notice.id
     assert len(body["sources"]) == SOURCES
     assert "aws spot/instance-action" in {s["name"] for s in body["sources"]}
+    eventually(path.with_suffix(".outcome.json").exists, "no outcome is written")
     assert json.loads(path.with_suffix(".outcome.json").read_text())["step"] == 3
     assert process.poll() is None
 

@@ -217,7 +217,7 @@ def test_a_mistake_in_the_metrics_costs_nobody_the_guard(
     assert json.loads(server.path.with_suffix(".outcome.json").read_text())["kind"] == "signal"
     assert "an error of the agent in Signalled" in caplog.text
     assert "an error of the agent in Launch" in caplog.text
-    assert "an error of the agent in Publish" in caplog.text
+    assert "an error of the agent in the metrics of an outcome" in caplog.text
 
 
 def test_numbers_of_the_agent_are_not_among_those_of_a_command_with_several_workers(
