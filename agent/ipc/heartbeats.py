@@ -16,26 +16,22 @@ import secrets
 import selectors
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.text import NAME, clip
 from ..events import Event, MachineSeen
-from .peer_liveness import EVERY, PeerLiveness, place_of
+from .peer_liveness import EVERY, FRAME, NUMBER, PeerLiveness, code_of, frames, place_of
 
 logger = logging.getLogger("spotguard.agent")
 
-#: Bytes of a frame: its number, and the code that authenticates it.
-_NUMBER, _CODE = 8, 16
-_FRAME = _NUMBER + _CODE
 #: Connections of other agents at once: a tree's node has 17, and a job of 64 machines 63; several jobs may share a machine.
 _CALLERS = 512
-#: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor. Seconds between two looks
-#: whether an agent that has ended is back.
+#: Seconds in which a caller has to ask its first question. The most links of an agent, each a descriptor; one user has half of them.
+#: Seconds between two looks whether an agent that has ended is back.
 _HELLO, _LINKS, _BACK = 5.0, 256, 30.0
 #: Runs that have a secret at once, and ended ones whose secret is kept: a rank may register while the last one leaves.
 _RUNS, _ENDED = 1024, 64
@@ -45,18 +41,6 @@ _FIRST_PORT = 1024
 _OPEN = 5
 #: Seconds after which a connection without an answer is made anew: TCP repeats lost bytes more and more rarely.
 _ANEW = 5.0
-
-
-def _code(secret: str, what: bytes, number: bytes) -> bytes:
-    return blake2b(what + number, key=secret.encode(), digest_size=_CODE).digest()
-
-
-def _frames(rest: bytearray) -> Iterator[tuple[bytes, bytes]]:
-    """Take the complete frames out of what was received; yield the number and the code of each."""
-    while len(rest) >= _FRAME:
-        number, code = bytes(rest[:_NUMBER]), bytes(rest[_NUMBER:_FRAME])
-        del rest[:_FRAME]
-        yield number, code
 
 
 def _listen(port: int) -> socket.socket:
@@ -283,16 +267,18 @@ class Heartbeats:
         """Answer the questions of another agent; hang up on a caller that knows no run's secret."""
         caller = self._callers[sock]
         try:
-            data = sock.recv(4 * _FRAME)
+            data = sock.recv(4 * FRAME)
             caller.rest += data
-            for number, code in _frames(caller.rest):
+            for number, code in frames(caller.rest):
                 known = {caller.secret} if caller.secret else {*self._secrets.values()}
-                knows = (each for each in known if secrets.compare_digest(code, _code(each, b"ask", number)))
+                knows = (
+                    each for each in known if secrets.compare_digest(code, code_of(each, b"ask", number))
+                )
                 if (secret := next(knows, None)) is None:
                     data = b""
                     break
                 caller.secret = secret
-                sock.send(number + _code(secret, b"answer", number))
+                sock.send(number + code_of(secret, b"answer", number))
         except BlockingIOError:
             return
         except OSError:
@@ -308,7 +294,7 @@ class Heartbeats:
     def _answered(self, link: _Link) -> None:
         assert link.sock is not None
         try:
-            data = link.sock.recv(4 * _FRAME)
+            data = link.sock.recv(4 * FRAME)
         except BlockingIOError:
             return
         except OSError as error:
@@ -322,8 +308,8 @@ class Heartbeats:
             self._drop(link, ended=not link.answered)
             return
         link.rest += data
-        for number, code in _frames(link.rest):
-            if number in link.asked and secrets.compare_digest(code, _code(link.secret, b"answer", number)):
+        for number, code in frames(link.rest):
+            if number in link.asked and secrets.compare_digest(code, code_of(link.secret, b"answer", number)):
                 link.asked.remove(number)
                 link.answered = True
                 self._tell(link.liveness.heard(self._clock.monotonic()))
@@ -339,11 +325,11 @@ class Heartbeats:
         now = self._clock.monotonic()
         gap = now - self._ticked_at
         due = gap >= self._every
-        if self._followed is not self._wanted:
-            self._follow()
-        if not due:
+        if not due:  # however often ranks name other machines
             return
         self._ticked_at = now
+        if self._followed is not self._wanted:
+            self._follow()
         for sock, caller in [*self._callers.items()]:
             if not caller.secret and now - caller.since > _HELLO:
                 self._hang_up(sock)
@@ -366,11 +352,18 @@ class Heartbeats:
             if key not in runs:
                 self._drop(self._links.pop(key), ended=False)
         for key, of in runs.items():
-            if key not in self._links and len(self._links) < _LINKS:
+            if key not in self._links and self._has_room(of):
                 address, port, secret = key.split(" ")
                 self._links[key] = _Link((address, int(port)), secret, PeerLiveness(names[key], self._every))
             if (link := self._links.get(key)) is not None:
                 self._tell(link.liveness.follow(frozenset(of)))
+
+    def _has_room(self, runs: set[Any]) -> bool:
+        """Return whether one more link for these runs leaves room for other users' runs."""
+        users = Counter(
+            uid for link in self._links.values() for uid in {uid for uid, _ in link.liveness.runs}
+        )
+        return len(self._links) < _LINKS and all(users[uid] < _LINKS // 2 for uid, _ in runs)
 
     def _ask(self, link: _Link, now: float) -> None:
         if link.sock is not None and link.liveness.quiet(now) > _ANEW and now - link.made_at > _ANEW:
@@ -386,10 +379,10 @@ class Heartbeats:
             link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sock.connect_ex(link.address)
             self._selector.register(link.sock, selectors.EVENT_READ, link)
-        number = secrets.token_bytes(_NUMBER)
+        number = secrets.token_bytes(NUMBER)
         link.asked.append(number)
         try:
-            link.sock.send(number + _code(link.secret, b"ask", number))
+            link.sock.send(number + code_of(link.secret, b"ask", number))
         except ConnectionRefusedError:  # a socket reports it once, to its next call
             self._drop(link, ended=True)
         except OSError:  # not connected yet; or lost, which the next read reports

@@ -1,14 +1,32 @@
-"""The heartbeats of another machine: from which moment on it counts as silent. Pure: the time comes in."""
+"""The heartbeats of another machine: their frames, and from which moment on it counts as silent. Pure: the time comes in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from ..events import MachineSeen
 
 #: Seconds between two heartbeats, and how many must be missing before a machine counts as silent.
 EVERY, MISSING = 1.0, 3
+#: Bytes of a frame: its number, and the code that authenticates it.
+NUMBER, _CODE = 8, 16
+FRAME = NUMBER + _CODE
+
+
+def code_of(secret: str, what: bytes, number: bytes) -> bytes:
+    """Return the code that authenticates a question or an answer."""
+    return blake2b(what + number, key=secret.encode(), digest_size=_CODE).digest()
+
+
+def frames(rest: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the complete frames out of what was received; yield the number and the code of each."""
+    while len(rest) >= FRAME:
+        number, code = bytes(rest[:NUMBER]), bytes(rest[NUMBER:FRAME])
+        del rest[:FRAME]
+        yield number, code
 
 
 def place_of(text: str) -> tuple[int, str] | None:

@@ -30,6 +30,7 @@ from spotguard.hooks.ipc.protocol import (
     Register,
     Role,
     Watch,
+    WatchMachines,
 )
 from tests.agent.core.test_flood import KINDS
 from tests.fakes.hook import FakeHook
@@ -88,7 +89,9 @@ def flood(path: Path, kind: str) -> None:
                     hooks[number] = FakeHook(path)
                     hooks[number].say(Register(1, f"r{number}", "train.py", f"file:///r{number}"))
                 try:
-                    hooks[number].say(KINDS[kind](n))
+                    # Machines that an agent would ask are outside: it gets names that it takes for none.
+                    said = WatchMachines({f"127.0.0.1 1 s{n}": "n"}) if kind == "machines" else KINDS[kind](n)
+                    hooks[number].say(said)
                 except OSError:
                     hooks.pop(number).close()
         time.sleep(max(0.0, due - time.monotonic()))

@@ -11,7 +11,8 @@ import pytest
 
 from spotguard.agent.events import Event, MachineSeen
 from spotguard.agent.ipc import heartbeats
-from spotguard.agent.ipc.heartbeats import Heartbeats, _code
+from spotguard.agent.ipc.heartbeats import Heartbeats
+from spotguard.agent.ipc.peer_liveness import code_of
 from spotguard.providers.clock import SystemClock
 
 RUN = (1000, "job")
@@ -120,6 +121,18 @@ def test_silent_strangers_are_hung_up_on_although_nothing_is_watched(
     port = int(agent().place().split()[1])
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as stranger:
         assert stranger.recv(1) == b""
+
+
+def test_machines_that_one_user_names_leave_room_for_another_users(agent: Callable[[], Agent]) -> None:
+    """Each is a connection of this agent's. Here all are refused."""
+    one, other = agent(), agent()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for run in range(5):
+        names = {f"127.0.0.1 {port} s{run}x{number}": f"n{number}" for number in range(64)}
+        one.heartbeats.watch((2000, f"job-{run}"), names)
+    one.watch(other.place())
+    assert one.next() == MachineSeen(RUNS, "other")
 
 
 def test_an_agent_without_a_thread_for_heartbeats_has_none(
@@ -315,6 +328,6 @@ def test_each_run_has_a_secret_of_its_own(agent: Callable[[], Agent]) -> None:
     _, port, secret = places[1].split()
     with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as late:
         number = bytes(8)
-        late.sendall(number + _code(secret, b"ask", number))
+        late.sendall(number + code_of(secret, b"ask", number))
         assert late.recv(1) == b""
     assert other.place((1000, "second")) not in places
