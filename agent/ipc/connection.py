@@ -28,8 +28,8 @@ _CHUNK = 16 * 1024
 _A_MESSAGE = 4096
 #: Characters of a text of a message, and of a key or value; and the number of keys. The agent keeps some of them for long.
 _LONGEST, _SHORT, _KEYS = 2000, 200, 64
-#: Messages that a new connection counts as, with all that follows from it.
-A_CONNECTION = 2
+#: Messages that a new connection counts as, and its first message: each registration concerns all sessions, as does each question.
+A_CONNECTION, _A_FIRST = 2, 8
 #: Linux 6.5: the peer's pidfd from the socket. There is no moment in which the pid could belong to another process.
 _SO_PEERPIDFD = 77
 
@@ -131,13 +131,13 @@ class Connection:
         # handler ran). The kernel never merges bytes of two senders in one read, so a child's read is discarded whole.
         if peer_credentials.sender(ancillary) != self.pid:
             return []
-        was_mid_frame = self.peer.mid_frame
+        was_new, was_mid_frame = self.new, self.peer.mid_frame
         messages = self.peer.feed(data)
         if not self.peer.mid_frame:
             self._frame_since = None
         elif messages or not was_mid_frame:
             self._frame_since = now
-        self.cost = max(len(messages), len(data) // _A_MESSAGE)
+        self.cost = max(len(messages), len(data) // _A_MESSAGE) + _A_FIRST * (was_new and not self.new)
         if not self.allowance.spend(self.cost, now):
             limits = self._limits
             raise ProtocolError(f"more than {limits.rate:g} messages a second, or {limits.burst:g} at once")

@@ -230,8 +230,10 @@ class Heartbeats:
             except Exception:  # a bug here must cost heartbeats only
                 logger.exception("an error of the heartbeats")
                 self._clock.wait(threading.Event(), self._every)
-        for each in (*self._links.values(), *self._callers):
-            each.close()
+        for link in self._links.values():
+            link.close()
+        for caller in self._callers:
+            caller.close()
 
     def _ready(self, key: selectors.SelectorKey) -> None:
         sock = key.fileobj

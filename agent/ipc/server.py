@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...hooks.ipc import protocol
@@ -74,7 +74,7 @@ class Server:
         self.listener = listen(path, service=service, lives=lives)
         self._selector = selectors.DefaultSelector()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._outbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._connections: dict[int, Connection] = {}
         self._followed = DisconnectedPeers(
             self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
@@ -105,17 +105,17 @@ class Server:
 
     def send(self, session: int, message: Message) -> None:
         """Send `message` to a session; nothing happens if the session has gone. Never blocks."""
-        self._later(lambda: self._tell(session, message))
+        self.send_all((session,), message)
 
-    def send_all(self, sessions: Collection[int], message: Message) -> None:
+    def send_all(self, sessions: Iterable[int], message: Message) -> None:
         """Send `message` to each of these sessions that is still there. Never blocks."""
-        self._later(lambda: [self._tell(session, message) for session in sessions])
+        self._later(lambda: self._tell(sessions, message))
 
     def signal(self, session: int, signum: int, group: int) -> None:
         """Signal a session's process, unless it is in `group`. A process without its socket is signalled too. Never blocks."""
         self._later(lambda: self._signal(session, signum, group))
 
-    def _later(self, order: Callable[[], object]) -> None:
+    def _later(self, order: Callable[[], None]) -> None:
         if not self._closed:
             self._outbox.put(order)
             self._wake()
@@ -148,7 +148,7 @@ class Server:
                 os.close(pidfd)
         self._followed.close()
 
-    def _do(self, what: Callable[..., object], *of: int) -> None:
+    def _do(self, what: Callable[..., None], *of: int) -> None:
         try:
             what(*of)
         except Exception:  # a bug must not end the server for every peer
@@ -181,8 +181,8 @@ class Server:
                 return
             self._do(order)
 
-    def _tell(self, number: int, message: Message) -> None:
-        if (connection := self._connections.get(number)) is not None:
+    def _tell(self, numbers: Iterable[int], message: Message) -> None:
+        for connection in (self._connections[each] for each in numbers if each in self._connections):
             self._say(connection, message)
 
     def _signal(self, number: int, signum: int, group: int) -> None:

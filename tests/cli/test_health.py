@@ -81,7 +81,7 @@ def test_why_a_source_does_not_see_reaches_the_person(
     feed = Feed(1)
     for event in events:
         assert isinstance(event, HealthChanged)
-        list(feed.note(event, clock.monotonic()))
+        list(feed.take(event, clock.monotonic()))
 
     (shown,) = feed.status(clock.monotonic())
     assert (shown["reason"], shown["sight"] == "seeing") == (reason, False)

@@ -95,7 +95,12 @@ def test_a_process_that_no_thread_can_follow_is_not_left_running(
 ) -> None:
     opened = list[int]()
     real = os.pidfd_open
-    monkeypatch.setattr(os, "pidfd_open", lambda pid: opened.append(pid) or real(pid))
+
+    def open_it(pid: int) -> int:
+        opened.append(pid)
+        return real(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", open_it)
     no_threads()
     with pytest.raises(OSError, match="can't start new thread"):
         start(*FOR_EVER)

@@ -202,12 +202,13 @@ def test_a_stop_that_was_overtaken_by_the_end() -> None:
 
 def test_an_error_at_a_stop_does_not_hide_the_end(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its event, the agent would wait for ever."""
+    command = stand.python("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); raise SystemExit(7)")
 
     def fails(*_: object) -> None:
+        command.signal(signal.SIGCONT)
         raise OSError("the terminal is gone")
 
-    command = stand.python("import os, signal; os.kill(os.getpid(), signal.SIGSTOP); raise SystemExit(7)")
-    monkeypatch.setattr(command, "_stop_with_it", lambda *_: (command.signal(signal.SIGCONT), fails()))
+    monkeypatch.setattr(command, "_stop_with_it", fails)
     pid = command.start()
     assert stand.events.get(timeout=TIMEOUT) == CommandEnded(pid, 7)
 
@@ -218,7 +219,12 @@ def test_a_command_without_a_thread_to_guard_it_is_not_left_running(
     """A limit of processes counts threads, too."""
     started = list[int]()
     real = Supervisor._spawn
-    monkeypatch.setattr(Supervisor, "_spawn", lambda self: started.append(real(self)) or started[-1])
+
+    def spawn(self: Supervisor) -> int:
+        started.append(real(self))
+        return started[-1]
+
+    monkeypatch.setattr(Supervisor, "_spawn", spawn)
 
     def no_thread(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
