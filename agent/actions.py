@@ -24,6 +24,8 @@ class SignalGroup:
     """Send this signal to the command's whole process group."""
 
     signum: int
+    #: Somebody sent it to `run`. If no process of the group handles SIGUSR1, which would end them, it comes back as an event.
+    passed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,7 @@ class Agent:
         self, action: SignalGroup | KillGroup | SignalOrphans | Look | Rest | Launch, supervisor: Supervisor
     ) -> None:
         if isinstance(action, SignalGroup):
-            supervisor.signal(action.signum)
+            (supervisor.pass_on if action.passed_on else supervisor.signal)(action.signum)
         elif isinstance(action, KillGroup):
             supervisor.kill()
         elif isinstance(action, SignalOrphans):

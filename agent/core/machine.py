@@ -363,42 +363,34 @@ _ALWAYS: dict[type[Any], _Handler] = {
 }
 
 
-def _signal(machine: Machine, event: Signalled) -> None:
-    machine._signals.received(event.signum)
-
-
-def _signal_between_starts(machine: Machine, event: Signalled) -> None:
-    machine._signals.between_starts(event.signum)
-
+#: The same, and what a signal does while the command runs.
+_RUNNING: dict[type[Any], _Handler] = {
+    **_ALWAYS,
+    Signalled: lambda m, e: m._signals.received(e.signum, unhandled=e.unhandled),
+}
 
 #: The handlers of `spotguard run`, by state and event. NoneType: a due action, without an event.
 COMMAND: dict[MachineState, dict[type[Any], _Handler]] = {
-    MachineState.WATCHING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._watch_and_end},
-    MachineState.REHEARSING: {
+    MachineState.WATCHING: {**_RUNNING, NoneType: Machine._watch_and_end},
+    MachineState.REHEARSING: {**_RUNNING, NoneType: Machine._rehearse},
+    MachineState.SAVING: {**_RUNNING, NoneType: Machine._save_with_command},
+    MachineState.ENDING: {**_RUNNING, NoneType: Machine._save_with_command},
+    MachineState.CLEARING: {**_RUNNING, NoneType: Machine._clear},
+    MachineState.WAITING: {
         **_ALWAYS,
-        Signalled: _signal,
-        NoneType: Machine._rehearse,
+        Signalled: lambda m, e: m._signals.between_starts(e.signum),
+        NoneType: Machine._wait,
     },
-    MachineState.SAVING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
-    MachineState.ENDING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._save_with_command},
-    MachineState.CLEARING: {**_ALWAYS, Signalled: _signal, NoneType: Machine._clear},
-    MachineState.WAITING: {**_ALWAYS, Signalled: _signal_between_starts, NoneType: Machine._wait},
     MachineState.FINISHED: {},
 }
 
+_SERVING: dict[type[Any], _Handler] = {**_ALWAYS, Signalled: Machine._signal_to_service}
+
 #: The handlers of `spotguard agent`, by state and event.
 SERVICE: dict[MachineState, dict[type[Any], _Handler]] = {
-    MachineState.WATCHING: {
-        **_ALWAYS,
-        Signalled: Machine._signal_to_service,
-        NoneType: Machine._watch_and_end,
-    },
-    MachineState.REHEARSING: {
-        **_ALWAYS,
-        Signalled: Machine._signal_to_service,
-        NoneType: Machine._rehearse,
-    },
-    MachineState.SAVING: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},
-    MachineState.SERVED: {**_ALWAYS, Signalled: Machine._signal_to_service, NoneType: Machine._serve},
+    MachineState.WATCHING: {**_SERVING, NoneType: Machine._watch_and_end},
+    MachineState.REHEARSING: {**_SERVING, NoneType: Machine._rehearse},
+    MachineState.SAVING: {**_SERVING, NoneType: Machine._serve},
+    MachineState.SERVED: {**_SERVING, NoneType: Machine._serve},
     MachineState.FINISHED: {},
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from functools import partial
 
 from ..config.options import PARENT
@@ -35,6 +36,19 @@ def kill(them: Mapping[int, ProcessStat]) -> None:
     """Send SIGKILL to those of these processes that still live."""
     for pid, stat in them.items():
         signal_checked(pid, signal.SIGKILL, partial(_is, pid, stat.born))
+
+
+def handles(group: int, signum: int) -> bool:
+    """Return whether a process of this group handles the signal, or ignores it (proc_pid_status(5))."""
+    for pid in pids():
+        stat = stat_of(pid)
+        if stat is None or stat.group != group or stat.ended:
+            continue
+        with suppress(OSError), open(f"/proc/{pid}/status") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn:", "SigCgt:"))]
+            if any(mask >> (signum - 1) & 1 for mask in masks):
+                return True
+    return False
 
 
 def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
 from ..config.options import LAST_FAILURE, LOADER_WORKERS
-from ..events import CommandEnded, Event, GroupSeen
+from ..events import CommandEnded, Event, GroupSeen, Signalled
 from . import proctree, torchrun
 from .memory.kills import MemoryKills
 from .program import NOT_EXECUTABLE, CommandError, find, refusal
@@ -149,6 +149,14 @@ class Supervisor:
         if signum == signal.SIGTERM:
             # SIGCONT does nothing to a running process. systemd sends it too (systemd.kill(5)).
             self._send(signal.SIGCONT)
+
+    def pass_on(self, signum: int) -> None:
+        """Send a signal that was sent to this process. SIGUSR1 comes back as an event if it would end the command."""
+        # Schedulers and launchers send it before a time limit. Its default is the end, without a save.
+        if signum == signal.SIGUSR1 and self._pid and not proctree.handles(self._pid, signum):
+            self._post(Signalled(signum, unhandled=True))
+        else:
+            self.signal(signum)
 
     def kill(self) -> None:
         """Kill the whole group now, also the rest of it after the command's end.

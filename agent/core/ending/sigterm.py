@@ -41,10 +41,15 @@ class RunSignals:
         #: Monotonic seconds until which a SIGTERM counts as the first one.
         self._first_term_until = 0.0
 
-    def received(self, signum: int) -> None:
+    def received(self, signum: int, *, unhandled: bool = False) -> None:
         """Take a signal while the command runs."""
-        if signum in PASSED_ON:
-            self._turn.do(SignalGroup(signum))
+        if unhandled:
+            name = signal.Signals(signum).name
+            if self._command.running:
+                self._turn.log(f"{name} would end the command, which does not handle it: taken for a notice")
+                self._delivery.noticed(sigterm_notice(self._turn, name))
+        elif signum in PASSED_ON:
+            self._turn.do(SignalGroup(signum, passed_on=True))
         elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
             self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
         elif signum == signal.SIGINT or self._turn.terms:
@@ -97,13 +102,13 @@ class RunSignals:
         self._command.kill_all()
 
 
-def sigterm_notice(turn: Turn) -> Notice:
-    """Return the notice for a SIGTERM to the agent."""
+def sigterm_notice(turn: Turn, name: str = "SIGTERM") -> Notice:
+    """Return the notice for a SIGTERM to the agent, or for another signal of this name."""
     window = SIGTERM_WINDOW if turn.policy.window is None else turn.policy.window
     return Notice(
-        id=f"sigterm-{turn.now:.6f}",
+        id=f"{name.lower()}-{turn.now:.6f}",
         kind=NoticeKind.SIGNAL,
-        source="SIGTERM",
+        source=name,
         deadline=turn.now + window,
         seen_at=turn.now,
         window=window,

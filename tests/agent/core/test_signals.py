@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from spotguard.agent.events import CommandEnded
+from spotguard.agent.events import CommandEnded, Signalled
 from spotguard.hooks.ipc.protocol import Leave, Preempt, Resume, Withdrawn
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
@@ -121,6 +121,18 @@ def test_other_signals_are_passed_on(signum: int) -> None:
     story.signal(signum)
     assert story.signals == [signum]
     assert story.code is None
+
+
+def test_sigusr1_that_the_command_does_not_handle_is_a_notice() -> None:
+    """Slurm and submitit send it before a time limit."""
+    story = Story()
+    session = story.opens()
+    story.on(Signalled(signal.SIGUSR1, unhandled=True))
+    assert story.sent(Preempt)[0][1].seconds_left == 25.0
+    assert only(story.signals) == []
+    story.commits(session)
+    story.ends(75)
+    assert (story.code, story.outcomes[0].source) == (75, "SIGUSR1")
 
 
 def test_the_machines_own_shutdown_joins_the_clouds_notice() -> None:

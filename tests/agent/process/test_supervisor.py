@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from spotguard.agent.actions import Launch
-from spotguard.agent.events import CommandEnded, Event
+from spotguard.agent.events import CommandEnded, Event, Signalled
 from spotguard.agent.process.memory.kills import MemoryKills
 from spotguard.agent.process.supervisor import CommandError, Supervisor, take_status
 from tests.fakes.awake import STAYS_AWAKE
@@ -151,6 +151,24 @@ subprocess.Popen([sys.executable, "-c", {FAMILY!r}], start_new_session=True, clo
     for pidfd in watched:
         assert select.select([pidfd], [], [], TIMEOUT)[0], "a descendant outlived the kill"
         os.close(pidfd)
+
+
+@pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN", "default_int_handler"])
+def test_sigusr1_is_passed_on_only_to_a_command_that_handles_it(action: str, stand: Stand) -> None:
+    """Or ignores it. Its default would end a command that saves at a notice."""
+    command = stand.python(
+        f"import os, signal; signal.signal(signal.SIGUSR1, signal.{action}); "
+        "os.write(int(os.environ['REPORT']), b'ready' + bytes([10])); signal.pause()"
+    )
+    pid = command.start()
+    assert stand.report.next() == "ready"
+    command.pass_on(signal.SIGUSR1)
+    if action == "SIG_DFL":
+        assert stand.events.get(timeout=TIMEOUT) == Signalled(signal.SIGUSR1, unhandled=True)
+    command.kill()
+    ended = stand.events.get(timeout=TIMEOUT)
+    assert isinstance(ended, CommandEnded)
+    assert ended.pid == pid
 
 
 def test_a_signal_before_the_start_is_kept(stand: Stand) -> None:
