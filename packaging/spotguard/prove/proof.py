@@ -234,14 +234,19 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[
         seconds = lived.seconds(disturbed, max(first.seconds, second.seconds))
         say(f"{runs} more runs, about {ago(seconds)}")
 
+        #: The differences between each resumed life and the undisturbed one, by the life's name and by rank.
+        judged: dict[str, list[list[Difference]]] = {}
+
         def judge(life: Life) -> str:
+            each = zip(plain, _padded(life, plain), left_out, strict=False)
+            judged[life.name] = [compare.differences(*of) for of in each]
             if life.failed or any(record.elsewhere for record in life.records):
                 return life.failed or "it restores another run"
-            found = _first(_compared(life, plain, left_out))
+            found = _first(judged[life.name])
             return f"{found[0].words} differs at step {found[0].step}" if found else ""
 
         lived.run(disturbed, judge, fail_fast=trial.fail_fast)
-        _compare_resumed(lived, proof, plain, left_out, around)
+        _explain(lived, proof, plain, left_out, around, judged)
         proof.files_differ = _files_that_differ(lived)
     every = [life for of in lived.lives.values() for life in of]
     names = dict.fromkeys(life.records[0].said for life in every if life.records)
@@ -292,18 +297,18 @@ def _steps(first: Life, second: Life) -> int:
     return last
 
 
-def _compare_resumed(
+def _explain(
     lived: SeriesRunner,
     proof: Proof,
     plain: Sequence[Record],
     left_out: Sequence[Unsteady],
     around: Around,
+    judged: Mapping[str, Sequence[list[Difference]]],
 ) -> None:
-    """Compare each resumed life with the undisturbed one. The first life that differs gives the causes."""
+    """Add each resumed life to the proof. The first life that differs gives the causes."""
     for name, of in lived.lives.items():
         for before, life in pairwise(of):
-            records = _padded(life, plain)
-            per_rank = _compared(life, plain, left_out)
+            records, per_rank = _padded(life, plain), judged[life.name]
             differing = _first(per_rank)
             own = sorted(life.files.within(life.workdir).reads() & before.files.within(life.workdir).writes())
             proof.own_files = [*dict.fromkeys([*proof.own_files, *own])]
@@ -324,13 +329,6 @@ def _compare_resumed(
 def _padded(life: Life, plain: Sequence[Record]) -> list[Record]:
     """Return a record for each rank, an empty one for a rank that did not come back."""
     return [*life.records, *(Record(began=life.began) for _ in plain[len(life.records) :])]
-
-
-def _compared(life: Life, plain: Sequence[Record], left_out: Sequence[Unsteady]) -> list[list[Difference]]:
-    """Return the differences between a resumed life and the undisturbed one, by rank."""
-    return [
-        compare.differences(a, b, o) for a, b, o in zip(plain, _padded(life, plain), left_out, strict=False)
-    ]
 
 
 def _files_that_differ(lived: SeriesRunner) -> list[str]:
