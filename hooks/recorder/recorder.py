@@ -174,6 +174,7 @@ class RunRecorder(GuardRecorder):
             "objects": census.objects,
             "rebound": census.rebound,
             "frozen": self._registered.frozen(),
+            "evaluating": self._registered.evaluating(),
         }
 
     def _census(self) -> VariableCensus:

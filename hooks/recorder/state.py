@@ -5,6 +5,7 @@ They are read from the live objects, so that the comparison does not rest on the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,6 +70,15 @@ class RegisteredObjects:
             for name, module in self.modules()
             for key, parameter in module.named_parameters()
             if not parameter.requires_grad
+        ]
+
+    def evaluating(self) -> list[str]:
+        """Return the names of the modules and their parts that are in evaluation mode."""
+        return [
+            f"{name}.{key}".rstrip(".")
+            for name, module in self.modules()
+            for key, part in module.named_modules()
+            if not part.training
         ]
 
     def items(self, *, small: bool = False) -> dict[str, str]:
@@ -138,6 +148,16 @@ def flatten(path: str, value: Any, found: dict[str, str], depth: int = 6) -> Non
         flatten(path, fields.value, found, depth - 1)
     else:
         found[path] = type(value).__name__
+
+
+def is_value(value: Any, depth: int = 3) -> bool:
+    """Report whether a registered dict may hold `value`: a plain value, a tensor, a generator, or a container of such."""
+    if isinstance(value, (dict, list, tuple, set, deque)):
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(is_value(item, depth - 1) for item in items)
+    if isinstance(value, (*checksums.ATOMS, torch.Tensor)):
+        return not isinstance(value, nn.Parameter)
+    return is_array(value, scalars=True) or checksums.of_generator(value) is not None
 
 
 def _taken(tensor: torch.Tensor, small: bool) -> bool:

@@ -156,7 +156,8 @@ class Trace:
         before = checksums.of_generators()
         made = original(loader, *args)
         drawn = [name for name, state in checksums.of_generators().items() if before.get(name) != state]
-        workers = f" with {loader.num_workers} workers" if loader.num_workers else ""
+        stay = " that stay" if loader.persistent_workers else ""
+        workers = f" with {loader.num_workers} workers{stay}" if loader.num_workers else ""
         self._note("iterator", type(loader).__name__ + workers, ", ".join(drawn))
         return made
 

@@ -29,10 +29,12 @@ from torch.utils.data import DataLoader, dataloader
 
 from ..state.inventory.objects import attributes, is_array
 from . import checksums, startup
-from .state import RegisteredObjects, named_tensors, of_optimizer
+from .state import RegisteredObjects, is_value, named_tensors, of_optimizer
 
 #: Prefix for the type of a registered object. If a field of such an object changes, its state dict may leave that field out.
 REGISTERED = "registered "
+#: Prefix for the type of a helper: one whose `vars()` a registered dict can be, and one that holds more than values.
+PLAIN, OTHER = "plain ", "other "
 #: Separator between a function and its variable.
 IN = ": "
 
@@ -165,7 +167,7 @@ class VariableCensus:
         self.optimizers: dict[str, str] = {}
         #: The script's name for each object, by the object's id.
         self.names: dict[int, str] = {}
-        #: Objects that are registered or could be, and loaders' iterators, as "name: type" by their variable.
+        #: Objects that are registered or could be, loaders' iterators, and the script's helpers, as "name: type" by their variable.
         self.objects: dict[str, str] = {}
         #: Registered names that the script has since bound to another object.
         self.rebound: list[str] = []
@@ -243,7 +245,6 @@ class VariableCensus:
                 if (buffer := part._buffers.get(name)) is not None:
                     self.values[f"{where}.{name}"] = checksums.of_tensor(buffer)
             if self._code.class_is_users(type(part)):
-                self.values[f"{where}.training"] = repr(part.training)
                 for name, value in list(vars(part).items()):
                     if not name.startswith("_") and name not in nn_attributes():
                         self._queue.append((f"{where}.{name}", value, 1))
@@ -251,6 +252,7 @@ class VariableCensus:
             name = self._registered.names[id(module)]
             self.objects[path] = f"{name}: {REGISTERED}{type(module).__name__}"
             return
+        self.objects[path] = f"{called}: {type(module).__name__}"
         for name, tensor in named_tensors(module):
             self.names.setdefault(id(tensor), f"{called}.{name}")
             if id(tensor) not in self._tensors and checksums.address(tensor) not in self._registered_memory:
@@ -330,9 +332,10 @@ class VariableCensus:
                 yield f"{path}'s {name}", cell.cell_contents
             except ValueError:  # not bound yet
                 continue
-        yield from (
-            (f"{path}.{name}", item) for name, item in vars(function).items() if name != "__wrapped__"
-        )
+        fields = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
+        if fields:
+            self._helper(path, function, fields)
+        yield from ((f"{path}.{name}", item) for name, item in fields.items())
         yield from ((f"{path}'s default", item) for item in function.__defaults__ or ())
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -344,6 +347,8 @@ class VariableCensus:
             self.objects[path] = f"{registered}: {REGISTERED}{cls.__name__}"
         elif stateful or _is_loaders(cls):
             self.objects[path] = f"{called}: {cls.__name__}"
+        elif self._code.class_is_users(cls):
+            self._helper(path, value, attributes(value))
         if id(value) in self._registered.names and not self._code.class_is_users(cls):
             return
         if not stateful and not self._code.class_is_users(cls) and not _is_loaders(cls):
@@ -353,6 +358,12 @@ class VariableCensus:
             k: v for k, v in attributes(value).items() if k not in _LEFT_OUT or (users and k != "optimizer")
         }
         yield from _some((f"{path}.{key}", item) for key, item in kept.items())
+
+    def _helper(self, path: str, value: object, fields: Mapping[str, Any]) -> None:
+        """Note an object without a state dict, and whether its attributes are values that a registered dict may hold."""
+        whole = getattr(value, "__dict__", {}).keys() == fields.keys()
+        kind = PLAIN if whole and all(map(is_value, fields.values())) else OTHER
+        self.objects[path] = f"{self._name(path, value)}: {kind}{type(value).__name__}"
 
     def _length(self, path: str, value: Any) -> None:
         self.values[f"len({path})"] = str(len(value))

@@ -10,113 +10,72 @@ import pytest
 from spotguard.prove import compare, evidence
 from spotguard.prove.causes import _RESUMED, _UNDISTURBED, Cause, causes
 from spotguard.prove.evidence import Around, Evidence
-from spotguard.prove.record import BoundaryRecord, Entry
+from spotguard.prove.record import BoundaryRecord, Entry, Trained
 from spotguard.prove.stale import Stale
 from tests.prove.recorded import RECORDS, boundary, record, recorded
 
-#: Of each program: the cause, and words of it and of its mend.
+#: Of each program: its cause, and words of the cause and of its mend.
 PLANTS = {
-    "another_name": ("another-name", "another store or run id at each start", "leave both out"),
-    "another_run": (
-        "another-run",
-        "begins from that run at every start",
-        "guard.restore() or guard.restore(run_id='base')",
-    ),
-    "buffer": ("variable", "`len(agent.seen)` is 16 .* and 0 after", "registered"),
-    "cycle": ("batches", "the batches begin anew", "from the number of its step"),
-    "dataset_generator": ("generator", "generator `loader.dataset.draws` is not registered", "register it"),
-    "carried": ("variable", "`hidden` in main() stands as at the start", "progress = {'hidden': hidden}"),
-    "changed_after": ("changed-after-restore", "`model` is brought back", "set it up before restore()"),
-    "clock": ("operation", "other bits: .* they differ in `begun`", "use_deterministic_algorithms"),
-    "closure": ("variable", "`rate's taken` is 4 .* and 0 after", "begin it at what restore"),
-    "counter": ("variable", "`self.seen` in train() is 16 .* and 0 after", "begin it at what restore"),
-    "ema": ("module", "module `averaged` changes", "register(…, averaged=averaged)"),
-    "ema_by_hand": ("kept", "`shadow` holds tensors in the shapes", "register(…, shadow=shadow)"),
-    "evaluation": ("evaluation", "an evaluation after guard.step()", "evaluate before guard.step()"),
-    "gathering": ("gathering", "while gradients are being gathered", "only where the optimizer has stepped"),
-    "generator_function": (
-        "variable",
-        "`source's at` in main() is 16 .* and 0 after",
-        "begin it at what restore",
-    ),
-    "frozen": (
-        "frozen",
-        "requires_grad of `model.0.bias`, `model.0.weight` differs",
-        "from the number of the step",
-    ),
-    "hash_order": ("order", "the order of a set, .* differ in `order`", "sort what is listed"),
-    "iterator": (
-        "iterator-before-restore",
-        "iterator was made before restore()",
-        "draws from torch's generator",
-    ),
-    "left_out": ("left-out", "`sampler.at` is 16 .* without it", "have state_dict() give it"),
-    "module": ("module", "module `centre` changes", "register(…, centre=centre)"),
-    "momentum": ("variable", "`self.momentum[0]` in train() stands as at the start", "registered"),
-    "non_persistent": (
-        "left-out",
-        "`model.scale` is .*: the state that `model` gives out",
-        "make it a buffer",
-    ),
-    "optimizer": (
-        "optimizer",
-        "optimizer `ob` (AdamW) trains `b.weight`, `b.bias` and is not",
-        "register(…, ob=ob)",
-    ),
-    "own_file": ("own-file", "the resumed run reads `place.txt`", "registered dict"),
-    "own_generator": ("generator", "generator `draws` is not registered", "register it"),
-    "pid": (
-        "unseeded",
-        "generator `torch` begins differently .* by the process's number, or",
-        "torch.manual_seed(0)",
-    ),
-    "plain_loader": (
-        "iterator-draws",
-        "the loader's iterator draws from generator `torch`",
-        "ResumableLoader",
-    ),
-    "prefetch": ("prefetch", "a batch is fetched before the boundary", "fetch a batch after guard.step()"),
-    "rebound": ("rebound", "`notes` means another object", "notes.update"),
-    "restore_ignored": ("variable", "`step` is 4 .* and 0 after", "begin it at what restore() returns"),
-    "scaler": ("object", "`scaler` (GradScaler) .* is not registered", "register(…, scaler=scaler)"),
-    "scheduler": (
-        "object",
-        "`scheduler` (CosineAnnealingLR) has last_epoch 4",
-        "register(…, scheduler=scheduler)",
-    ),
-    "seeded_again": ("seeded-after-restore", "generator `torch` is seeded anew", "seed before restore()"),
-    "unseeded": ("drawn-anew", "`projection` is made of random numbers", "seed before it is made"),
-    "step_between": (
-        "step-before-optimizer",
-        "guard.step() stands before ob.step()",
-        "at the end of the turn",
-    ),
-    "step_early": (
-        "after-boundary",
-        "`scheduler`.* between guard.step() and the next",
-        "after it, at the end",
-    ),
-    "step_first": (
-        "step-before-optimizer",
-        "guard.step() stands before optimizer.step()",
-        "at the end of the turn",
-    ),
-    "thread": ("thread", "a thread that is started at `train.py:", "in a fixed order"),
-    "two_optimizers": (
-        "gathering",
-        "gradients are being gathered for `slow`",
-        "of several, where each that gathers has",
-    ),
-    "mode": ("module", "module `average` changes", "register(…, average=average)"),
-    "position": ("variable", "`number` is 4 .* and 0 after", "enumerate(loader, loader.position)"),
-    "endless": ("loader", "the loader's batches begin anew", "loader = spotguard.ResumableLoader(loader)"),
-    "rollout": ("generator", "generator `world.rng` is not registered", "register it, in an object"),
-    "wrapper": ("left-out", "`ahead.slow", "have state_dict() give it"),
-    "best": (
-        "variable",
-        "`patience.bad`",
-        "`def state_dict(self): return dict(",
-    ),
+    name: row
+    for name, *row in (
+        line.split(" | ")
+        for line in """
+another_name | another-name | another store or run id at each start | leave both out
+another_run | another-run | begins from that run at every start | guard.restore() or guard.restore(run_id='base')
+best | variable | `patience.bad` | register(…, patience=vars(patience))
+buffer | variable | `len(agent.seen)` is 16 .* and 0 after | def state_dict(self): return dict(seen=self.seen)
+carried | variable | `hidden` in main() stands as at the start | progress = {'hidden': hidden}
+changed_after | changed-after-restore | `model` is brought back | set it up before restore()
+clock | operation | other bits: .* they differ in `begun` | use_deterministic_algorithms
+closure | variable | `rate's taken` is 4 .* and 0 after | begin `rate's taken` at what restore() returns
+counter | variable | `self.seen` in train() is 16 .* and 0 after | def state_dict(self): return dict(seen=self.seen)
+cycle | batches | the batches begin anew | from the number of its step
+dataset_generator | loader | the loader's batches begin anew | loader = spotguard.ResumableLoader(loader)
+ema | module | module `averaged` changes | register(…, averaged=averaged)
+ema_by_hand | kept | `shadow` holds tensors in the shapes | progress = {'shadow': shadow}; register it: register(…, progress=progress)
+endless | loader | the loader's batches begin anew | loader = spotguard.ResumableLoader(loader)
+evaluation | evaluation | an evaluation after guard.step() | evaluate before guard.step()
+frozen | frozen | requires_grad of `model.0.bias`, `model.0.weight` differs | from the number of the step
+gathering | gathering | while gradients are being gathered | only where the optimizer has stepped
+generator_function | variable | `source's at` in main() is 16 .* and 0 after | progress = {'at': 0}
+hash_order | order | the order of a set, .* differ in `order` | sort what is listed
+in_a_dict | module | module `nets['teacher']` changes | register(…, teacher=nets['teacher'])
+iterator | iterator-before-restore | iterator was made before restore() | draws from torch's generator
+late_layer | late-layer | `model.2.bias`, `model.2.weight` is made after register() | make it before register()
+left_out | left-out | `sampler.at` is 16 .* without it | have state_dict() give it
+meters | variable | `meters['left'].count` is 4 .* and 0 after | register(…, left=vars(meters['left']), right=vars(meters['right']))
+mode | module | module `average` changes | register(…, average=average)
+module | module | module `centre` changes | register(…, centre=centre)
+momentum | variable | `self.momentum[0]` in train() stands as at the start | register(…,
+next_order | loader | the loader's batches begin anew | loader = spotguard.ResumableLoader(loader)
+non_persistent | left-out | `model.scale` is .*: the state that `model` gives out | self.register_buffer('scale', …) without persistent=False
+optimizer | optimizer | optimizer `ob` (AdamW) trains `b.weight`, `b.bias` and is not | register(…, ob=ob)
+own_file | own-file | the resumed run reads `place.txt` | registered dict
+own_generator | generator | generator `draws` is not registered | register(…, generators={'draws': draws})
+part_mode | mode | `model.get_submodule('1')` is in another mode | model.get_submodule('1').train(…)
+pid | unseeded | generator `torch` begins differently .* by the process's number, or | torch.manual_seed(0)
+plain_loader | iterator-draws | the loader's iterator draws from generator `torch` | ResumableLoader
+position | variable | `number` is 4 .* and 0 after | enumerate(loader, loader.position)
+prefetch | prefetch | a batch is fetched before the boundary | fetch a batch after guard.step()
+rebound | rebound | `notes` means another object | notes.update
+replay | variable | `place` stands as at the start; `len(memory)` is 4 | progress = {'place': place, 'memory': memory}
+restore_ignored | variable | `step` is 4 .* and 0 after | begin `step` at what restore() returns
+rollout | generator | generator `world.rng` is not registered | register(…, generators={'rng': world.rng})
+scaler | object | `scaler` (GradScaler) .* is not registered | register(…, scaler=scaler)
+scheduler | object | `scheduler` (CosineAnnealingLR) has last_epoch 4 | register(…, scheduler=scheduler)
+second_loader | iterator-draws | the loader's iterator draws from generator `torch` | unlabeled = spotguard.ResumableLoader(unlabeled)
+seeded_again | seeded-after-restore | generator `torch` is seeded anew | seed before restore()
+step_between | step-before-optimizer | guard.step() stands before ob.step() | at the end of the turn
+step_early | after-boundary | `scheduler`.* between guard.step() and the next | after it, at the end
+step_first | step-before-optimizer | guard.step() stands before optimizer.step() | at the end of the turn
+tasks | variable | `tasks of` stands as at the start | for _ in range(guard.restore()): next(tasks)
+thread | thread | a thread that is started at `train.py: | in a fixed order
+two_optimizers | gathering | gradients are being gathered for `slow` | of several, where each that gathers has
+unseeded | drawn-anew | `projection` is made of random numbers | seed before it is made
+workers_stay | workers-stay | the loader's workers stay from pass to pass | persistent_workers=False
+wrapper | left-out | `ahead.slow | have state_dict() give it
+""".strip().split("\n")
+    )
 }
 
 
@@ -136,7 +95,8 @@ def judged(name: str) -> tuple[list[compare.Difference], list[Cause]]:
     said = {first.record.said, second.record.said, before.record.said, after.record.said}
     if len(said) > 1 and not found:
         facts = Evidence(first=None, names=tuple(sorted(said)))
-    return found, causes(facts) if found or facts.elsewhere or facts.names else []
+    differs = found or after.failed or facts.elsewhere or facts.names
+    return found, causes(facts) if differs else []
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -167,6 +127,11 @@ def test_every_program_has_its_record() -> None:
 #: Rows that no program shows.
 ROWS = [
     ("failed", Evidence(first=None, failed="exit code 1: KeyError: 'step'"), "KeyError: 'step'"),
+    (
+        "late-layer",
+        Evidence(first=None, failed="exit code 1", late_layers=("model.3.bias", "model.3.weight")),
+        "`model.3.bias`, `model.3.weight` is made after register()",
+    ),
     ("not-put-back", Evidence(first=None, unrestored=("draws",)), "`draws` does not come back"),
     ("loader", Evidence(first=None, fetched=True, data="anew"), "the loader's batches begin anew"),
     ("batches", Evidence(first=None, data="behind"), "the batches begin anew"),
@@ -181,10 +146,16 @@ ROWS = [
         "worker processes draw",
     ),
     ("thread", Evidence(first=None, threads=("train.py:3",)), "started at `train.py:3`"),
+    ("mode", Evidence(first=None, modes=("net.0.1",)), "`net.get_submodule('0.1')` is in another mode"),
     (
-        "mode",
-        Evidence(first=None, stale=(Stale("main(): net.training", "True", "False"),)),
-        "`net` is in another mode",
+        "workers-stay",
+        Evidence(
+            first=compare.Difference(3, "input", "1", "a", "b"),
+            workers_stay=True,
+            loaders=("loader",),
+            stale=(Stale("saver.best", "0.5", "None", "saver", "other Saver"),),
+        ),
+        "the loader's workers stay",
     ),
     (
         "own-generator",
@@ -206,11 +177,17 @@ def test_a_row_of_the_table(id: str, facts: Evidence, text: str) -> None:
     assert text in told[0].text
 
 
-def test_a_mode_is_no_cause_beside_what_decides() -> None:
-    mode = Stale("ema.net.training", "True", "False", "ema", "EMA")
-    told = causes(Evidence(first=None, stale=(mode, Stale("ema.decay", "0.5", "0.9", "ema", "EMA"))))
-    assert [each.id for each in told] == ["object"]
-    assert "decay 0.5" in told[0].text
+def test_parts_of_a_trained_module_in_another_mode_are_named() -> None:
+    """An average that is evaluated now and then stays in that mode, and a resumed run need not have it."""
+
+    def found(trains: str) -> tuple[str, ...]:
+        plain = record(boundary(0), boundary(1), boundary(2), kinds={"net": "Net", "net2": "Net"})
+        plain.looks[2] = replace(plain.looks[2], evaluating=["net.norm", "net2"])
+        plain.optimizers["opt"] = Trained("opt", "SGD", True, [trains], 1)
+        other = record(boundary(1), boundary(2))
+        return evidence.of_resumed(plain, other, [], compare.Unsteady(), Around()).modes
+
+    assert (found("net.weight"), found("other.weight")) == (("net.norm",), ())
 
 
 def test_a_loader_is_never_told_to_be_registered_as_it_is() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.prove.conftest import Prove
+from tests.prove.conftest import HERE, Prove
 from tests.tiers import with_nights
 
 pytest.importorskip("torch")
@@ -41,7 +41,7 @@ NIGHTS = frozenset(LISTED) - {"prefetch"}
 
 EXACT = [
     *("epochs", "schedule", "adversaries", "closure", "logging", "generators", "carried", "teacher", "plain"),
-    *("unseeded", "workers"),
+    *("unseeded", "workers", "containers", "persistent_workers"),
 ]
 
 
@@ -72,6 +72,16 @@ def test_a_seed_by_the_process_number(prove: Prove) -> None:
 @pytest.mark.parametrize("name", with_nights((name for name in LISTED if name != "pid"), NIGHTS))
 def test_a_plant_is_found_with_its_cause(prove: Prove, name: str) -> None:
     check(prove, name)
+
+
+@pytest.mark.slow
+def test_the_remedy_as_it_is_typed_makes_a_script_exact(prove: Prove) -> None:
+    text = (HERE / "programs" / "plant_workers_stay.py").read_text()
+    found = prove(text, *SHORT, "--fail-fast")
+    assert (found.code, found.causes[:1]) == (1, ["workers-stay"]), found
+    assert "persistent_workers=False" in found.body["causes"][0]["what_to_do"]
+    found = prove(text.replace("persistent_workers=True", "persistent_workers=False"), *SHORT)
+    assert (found.code, found.causes) == (0, []), found
 
 
 @pytest.mark.soak

@@ -83,19 +83,26 @@ _UNDISTURBED = (
         "order",
         wording.unlike("input"),
         "the batches differ from the first one on, and no generator does: samples come in the order of a set, of a hash of "
-        "text, of a folder's listing, or by the time{variables}",
-        "sort what is listed, and seed what shuffles it",
+        "text, of a folder's listing, or by the time or the system's entropy{variables}",
+        "sort what is listed, as in sorted(…), and draw from a seeded generator, as in random.Random(0)",
     ),
     Row(
         "operation",
         wording.unlike("loss", "state", "modules", "optimizers", "moved", "kept"),
         "the same batches and the same random numbers give other bits: an operation that is not deterministic, memory that is "
         "read before it is written, or a number from outside (the time, a file, the network){variables}",
-        "torch.use_deterministic_algorithms(True) names the operation, if it is one of torch's",
+        "{instead}torch.use_deterministic_algorithms(True) names the operation, if it is one of torch's",
     ),
 )
 
 _RESUMED = (
+    Row(
+        "late-layer",
+        wording.named(lambda facts: facts.late_layers if facts.failed else ()),
+        "{names} is made after register(), and a new start that restores is without it",
+        "make it before register(), at every start, and use it from the number of the step on",
+        alone=True,
+    ),
     Row(
         "failed",
         lambda facts: {"why": facts.failed} if facts.failed else None,
@@ -159,6 +166,12 @@ _RESUMED = (
         "set requires_grad from the number of the step, in each turn or once after restore()",
     ),
     Row(
+        "mode",
+        wording.named(wording.modes),
+        "{names} is in another mode (train or eval) than in an uninterrupted run: no checkpoint holds it",
+        "set it in each turn, from the number of the step and before the first forward: {first}.train(…)",
+    ),
+    Row(
         "not-put-back",
         wording.named(lambda facts: facts.unrestored),
         "{names} does not come back: after restore() it is not what it was at the boundary",
@@ -212,29 +225,35 @@ _RESUMED = (
         "seed before it is made, with a number that is the same at every start: torch.manual_seed(0); or register it",
     ),
     Row(
-        "generator",
-        wording.generators,
-        "generator {names} is not registered, and begins anew after a restore",
-        "register it, in an object with state_dict() and load_state_dict()",
-    ),
-    Row(
         "loader",
-        wording.wrap(wording.holds(lambda facts: facts.fetched and not facts.loaders and wording.off(facts))),
+        wording.wrap(wording.holds(wording.unwrapped)),
         "the loader's batches begin anew after a restore: nothing that is registered knows how far they were",
         "{wrap}; or draw each batch from the number of its step",
     ),
     Row(
+        "generator",
+        wording.generators,
+        "generator {names} is not registered, and begins anew after a restore",
+        "register it in a dict: register(…, {arguments})",
+    ),
+    Row(
+        "workers-stay",
+        wording.holds(wording.left_to_workers),
+        "the loader's workers stay from pass to pass, and what they have drawn or changed is lost with them",
+        "leave persistent_workers off, as in DataLoader(…, persistent_workers=False): then each pass begins with new workers, from "
+        "the same random numbers",
+    ),
+    Row(
         "kept",
-        wording.named(lambda facts: facts.kept),
+        wording.averages,
         "{names} holds tensors in the shapes of the parameters, changes during training, and is not registered",
-        "register it: register(…, {arguments})",
+        "{keep}",
     ),
     Row(
         "left-out",
         wording.left_out,
         "{said}: the state that {owners} gives out is without it",
-        "have state_dict() give it and load_state_dict() put it back; of a module, make it a buffer, or give it "
-        "get_extra_state() and set_extra_state()",
+        "have state_dict() give it and load_state_dict() put it back; in a module: {module}",
     ),
     Row(
         "object",
@@ -269,7 +288,13 @@ _RESUMED = (
     ),
     Row(
         "iterator-draws",
-        wording.wrap(wording.named(lambda facts: facts.moved if facts.moved_by == "iterator" else ())),
+        wording.wrap(
+            wording.named(
+                lambda facts: (
+                    facts.moved if facts.moved_by == "iterator" and not wording.unwrapped(facts) else ()
+                )
+            )
+        ),
         "the loader's iterator draws from generator {names}, at another state after a restore than in an uninterrupted run",
         "{wrap}",
     ),
@@ -281,10 +306,15 @@ _RESUMED = (
     ),
     Row(
         "workers",
-        wording.holds(lambda facts: facts.workers and wording.differs_first_in("input")(facts)),
+        wording.holds(
+            lambda facts: (
+                facts.workers
+                and wording.differs_first_in("input")(facts)
+                and not (wording.unwrapped(facts) or wording.left_to_workers(facts))
+            )
+        ),
         "the loader's worker processes draw other random numbers after a restart",
-        "wrap the loader in spotguard.ResumableLoader, and leave persistent_workers off: then each pass gives its workers the same "
-        "random numbers",
+        "wrap the loader in spotguard.ResumableLoader: then each pass gives its workers the same random numbers",
     ),
     Row(
         "own-file",
@@ -297,11 +327,5 @@ _RESUMED = (
         wording.named(lambda facts: facts.threads),
         "a thread that is started at {names} runs beside training, and what it has done at a boundary is not saved",
         "take what it gives in a fixed order, or draw and compute in the training thread",
-    ),
-    Row(
-        "mode",
-        wording.named(wording.modes),
-        "{names} is in another mode (train or eval) than in an uninterrupted run: no checkpoint holds it",
-        "set it in each turn, before the first forward: {first}.train()",
     ),
 )

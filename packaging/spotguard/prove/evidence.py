@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .compare import Data, Difference, Unsteady, batches, is_tensor
 from .record import BoundaryRecord, Entry, Record, Trained
-from .stale import REGISTERED, Stale, drawn_anew, stale_variables, within
+from .stale import (
+    Stale,
+    averages,
+    changed_before_forward,
+    drawn_anew,
+    frozen,
+    late_layers,
+    modes,
+    registered,
+    stale_variables,
+    within,
+)
 
 #: Classes of the loaders that `Accelerator.prepare` returns.
 _ACCELERATED = ("DataLoaderShard", "DataLoaderDispatcher")
@@ -36,7 +47,7 @@ class Evidence:
     #: Variables and modules that a resumed run makes of other random numbers.
     drawn_anew: tuple[str, ...] = ()
     #: Variables that hold copies or averages of the parameters.
-    kept: tuple[str, ...] = ()
+    kept: tuple[Stale, ...] = ()
     #: Optimizers whose step comes after the boundary that should close it.
     behind_boundary: tuple[str, ...] = ()
     #: Optimizers for which gradients are being gathered at the boundary.
@@ -51,18 +62,26 @@ class Evidence:
     rebound: tuple[str, ...] = ()
     #: Registered parameters that one of the runs freezes and the other one trains.
     frozen: tuple[str, ...] = ()
+    #: Trained modules and parts of them that are in evaluation mode in one of the runs, and in training mode in the other one.
+    modes: tuple[str, ...] = ()
     #: Variables that were not restored, the most telling first.
     stale: tuple[Stale, ...] = ()
     #: Number of loaders' iterators that were made before `restore`.
     early_iterators: int = 0
     #: Names of registered loaders.
     loaders: tuple[str, ...] = ()
+    #: Variables that hold loaders of torch's that are not registered.
+    plain_loaders: tuple[str, ...] = ()
+    #: The places of registered loaders that a counter may begin at, with their values at the restore.
+    places: Mapping[str, str] = field(default_factory=dict)
     #: Whether batches come from one of torch's loaders.
     fetched: bool = False
     #: Whether accelerate has prepared a loader.
     accelerated: bool = False
     #: Whether a loader has worker processes.
     workers: bool = False
+    #: Whether workers stay from one pass to the next (`persistent_workers`).
+    workers_stay: bool = False
     #: Generators that were restored and have another state at the first forward.
     moved: tuple[str, ...] = ()
     #: The cause that moved them: "iterator", "batch", "seed", "evaluation" or "code".
@@ -81,6 +100,8 @@ class Evidence:
     elsewhere: str = ""
     #: The stores and run ids that the script names, if they differ from start to start.
     names: tuple[str, ...] = ()
+    #: Tensors of registered modules that were not there at the restore of an undisturbed run.
+    late_layers: tuple[str, ...] = ()
     #: Why a resumed life failed.
     failed: str = ""
 
@@ -151,6 +172,7 @@ def of_resumed(
     begin = other.began or 0
     data, shift = batches(plain, other, begin)
     moved, moved_by = _generators(plain, other, begin, left_out)
+    loaders = tuple(name for name, kind in plain.kinds.items() if "Loader" in kind)
     at_restore = [each for each in differing if each.restored]
     return Evidence(
         first=differing[0] if differing else None,
@@ -160,27 +182,30 @@ def of_resumed(
         strangers=_strangers(plain, other, begin),
         modules=_modules(plain, other, begin),
         drawn_anew=drawn_anew(plain, other, begin, left_out),
-        kept=_roots(
-            each.name for each in differing if each.kind == "kept" and not _is_owned(each.name, plain)
-        ),
+        kept=averages(plain, differing),
         behind_boundary=_behind_boundary(plain),
         gathering=_gathering(plain, begin, differing),
-        unrestored=_registered(at_restore, plain),
-        late=_changed_before_forward(plain, other, begin, late=True),
-        undone=_changed_before_forward(plain, other, begin, late=False),
+        unrestored=registered(at_restore, plain),
+        late=changed_before_forward(plain, other, begin, late=True),
+        undone=changed_before_forward(plain, other, begin, late=False),
         rebound=tuple(other.looks[other.last].rebound) if other.looks else (),
-        frozen=_frozen(plain, other, begin + 1),
+        frozen=frozen(plain, other, begin + 1),
+        modes=modes(plain, other, begin + 1),
         stale=stale_variables(plain, other, begin, left_out),
         early_iterators=other.iterators,
-        loaders=tuple(name for name, kind in plain.kinds.items() if "Loader" in kind),
+        loaders=loaders,
+        plain_loaders=_plain_loaders(plain),
+        places=_places(loaders, plain.looks.get(begin)),
         fetched=any(look.has("batch") for look in plain.after(1)),
         accelerated=any(whose.startswith(_ACCELERATED) for whose in _loaders(plain)),
         workers=_has_workers(plain),
+        workers_stay=_has_workers(plain, "that stay"),
         moved=moved,
         moved_by=moved_by,
         threads=around.threads,
         own_files=around.own_files,
         elsewhere=other.elsewhere,
+        late_layers=late_layers(plain),
         failed=around.failed,
     )
 
@@ -194,8 +219,23 @@ def _loaders(record: Record) -> Iterator[str]:
         yield from (entry.whose for entry in look.turn if entry.what == "iterator")
 
 
-def _has_workers(record: Record) -> bool:
-    return any("workers" in whose for whose in _loaders(record))
+def _has_workers(record: Record, kind: str = "workers") -> bool:
+    return any(kind in whose for whose in _loaders(record))
+
+
+def _plain_loaders(plain: Record) -> tuple[str, ...]:
+    objects = plain.looks[plain.last].objects.values() if plain.looks else ()
+    named = (text.rpartition(": ")[0] for text in objects if text.endswith("DataLoader"))
+    return tuple(name.rpartition(": ")[2] for name in named if " " not in name.rpartition(": ")[2])
+
+
+def _places(loaders: Sequence[str], look: BoundaryRecord | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    state = look.items["state"] if look is not None else {}
+    for name in loaders:
+        found[f"{name}.position, as in enumerate({name}, {name}.position)"] = state.get(f"{name}.taken", "")
+        found[f"{name}.epoch, as in range({name}.epoch, …)"] = state.get(f"{name}.epoch", "")
+    return found
 
 
 # --- optimizers and boundaries ---
@@ -284,52 +324,10 @@ def _modules(plain: Record, other: Record, begin: int) -> tuple[str, ...]:
         if there.items["modules"].get(name, text) != text and begun.get(name) != text
     ]
     still = [n for n, text in after.items["modules"].items() if later.items["modules"].get(n, text) != text]
-    return _roots(name for name in still if name in lost or name not in here.items["modules"])
-
-
-# --- registered state ---
-
-
-def _is_owned(name: str, plain: Record) -> bool:
-    """Report whether `name` is a field of a registered object: then its state leaves the field out."""
-    owners = plain.looks[plain.last].objects if plain.looks else {}
-    return any(within(name, path) and f": {REGISTERED}" in kind for path, kind in owners.items())
-
-
-def _registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...]:
-    """Return the registered names that these differences belong to; a generator keeps its own name."""
-    names: dict[str, None] = {}
-    for each in differing:
-        if each.kind == "generators":
-            names[f"generator {each.name}"] = None
-        else:
-            names[next((n for n in plain.kinds if within(each.name, n)), each.name)] = None
-    return tuple(names)
-
-
-def _frozen(plain: Record, other: Record, step: int) -> tuple[str, ...]:
-    here, there = plain.looks.get(step), other.looks.get(step)
-    return tuple(sorted(set(here.frozen) ^ set(there.frozen))) if here and there else ()
-
-
-def _changed_before_forward(plain: Record, other: Record, begin: int, *, late: bool) -> tuple[str, ...]:
-    """Return registered state that differs at the first forward, though it was the same at the boundary.
-
-    State that both runs have changed is left out: that difference follows from something else.
-
-    Args:
-        late: return the state that only the undisturbed run has changed; else the state that only the resumed run has.
-    """
-    here, there = plain.looks.get(begin), other.looks.get(begin)
-    after, later = plain.looks.get(begin + 1), other.looks.get(begin + 1)
-    if here is None or there is None or after is None or later is None:
-        return ()
-    changed = []
-    for name, text in after.opened_state.items():
-        saved, mine = here.items["state"].get(name, text), later.opened_state.get(name, text)
-        if mine != text and there.items["state"].get(name, text) == saved and (text, mine)[late] == saved:
-            changed.append(Difference(begin, "state", name, text, mine))
-    return _registered(changed, plain)
+    names = [name for name in still if name in lost or name not in here.items["modules"]]
+    called = [text.rpartition(": ")[0] for text in plain.looks[plain.last].objects.values()]
+    roots = (next((each for each in called if within(name, each)), _roots([name])[0]) for name in names)
+    return tuple(dict.fromkeys(roots))
 
 
 # --- generators ---

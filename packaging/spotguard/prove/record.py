@@ -34,12 +34,14 @@ class BoundaryRecord:
     opened_variables: Mapping[str, str] = field(default_factory=dict)
     #: Small registered state at that same point.
     opened_state: Mapping[str, str] = field(default_factory=dict)
-    #: Registered and registrable objects, and loaders' iterators: "name: type", by the variable's full name.
+    #: Registered and registrable objects, loaders' iterators, and helpers: "name: type", by the variable's full name.
     objects: Mapping[str, str] = field(default_factory=dict)
     #: Registered names that the script has bound to other objects.
     rebound: Sequence[str] = ()
     #: Registered parameters whose `requires_grad` is off.
     frozen: Sequence[str] = ()
+    #: Registered modules and their parts that are in evaluation mode.
+    evaluating: Sequence[str] = ()
 
     def values(self, what: str) -> list[str]:
         """Return the values of the turn's entries of one kind, in order."""
@@ -177,6 +179,7 @@ def _look(body: Mapping[str, Any]) -> BoundaryRecord:
         body["objects"],
         body["rebound"],
         body.get("frozen", ()),
+        body.get("evaluating", ()),
     )
 
 

@@ -1,16 +1,17 @@
-"""Variables of the script that a restore does not bring back, although training may depend on them. Pure."""
+"""What a restore does not bring back, although training may depend on it: variables, flags, layers. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .compare import Unsteady, is_tensor
+from .compare import Difference, Unsteady, is_tensor
 from .record import Record
 
-#: What stands before the type of a registered object in a record (`recorder.variables`).
-REGISTERED = "registered "
+#: What stands before the type of a registered object in a record (`recorder.variables`), and before that of a helper: one whose
+#: `vars()` a registered dict can be, and one that holds more than values.
+REGISTERED, PLAIN, OTHER = "registered ", "plain ", "other "
 _NUMBER = re.compile(r"-?\d+$")
 _FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]\d+)?|\d+e[-+]\d+|inf|nan)$")
 
@@ -24,7 +25,7 @@ class Stale:
     plain: str
     #: The value in the resumed run.
     resumed: str
-    #: The name of the registered or registrable object whose field this is; "" if there is none.
+    #: The name of the registered or registrable object, or of the helper, whose field this is; "" if there is none.
     owner: str = ""
     #: The type of that object.
     kind: str = ""
@@ -35,13 +36,18 @@ class Stale:
         return self.kind.startswith(REGISTERED)
 
     @property
-    def is_length(self) -> bool:
-        return self.name.startswith("len(")
+    def is_helpers(self) -> bool:
+        """Whether its owner is a helper that has no state dict."""
+        return self.kind.startswith((PLAIN, OTHER))
 
     @property
-    def is_mode(self) -> bool:
-        """Whether it is a module's mode, which an evaluation leaves behind and the next `train()` sets anew."""
-        return self.name.endswith(".training")
+    def is_whole(self) -> bool:
+        """Whether its owner is a helper that holds more than values."""
+        return self.kind.startswith(OTHER)
+
+    @property
+    def is_length(self) -> bool:
+        return self.name.startswith("len(")
 
     @property
     def is_generator(self) -> bool:
@@ -51,6 +57,11 @@ class Stale:
     def is_iterator(self) -> bool:
         """Whether it is one of the interpreter's iterators, over a list or the like."""
         return self.plain.startswith("iterator ")
+
+    @property
+    def is_loaders(self) -> bool:
+        """Whether it belongs to a loader that cannot be registered by itself."""
+        return "Loader" in self.kind and not self.kind.startswith("Resumable")
 
     @property
     def is_loaders_iterator(self) -> bool:
@@ -107,11 +118,78 @@ def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> 
     return tuple(names)
 
 
+def registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...]:
+    """Return the registered names that these differences belong to; a generator keeps its own name."""
+    names: dict[str, None] = {}
+    for each in differing:
+        if each.kind == "generators":
+            names[f"generator {each.name}"] = None
+        else:
+            names[next((n for n in plain.kinds if within(each.name, n)), each.name)] = None
+    return tuple(names)
+
+
+def changed_before_forward(plain: Record, other: Record, begin: int, *, late: bool) -> tuple[str, ...]:
+    """Return registered state that differs at the first forward, though it was the same at the boundary.
+
+    State that both runs have changed is left out: that difference follows from something else.
+
+    Args:
+        late: return the state that only the undisturbed run has changed; else the state that only the resumed run has.
+    """
+    here, there = plain.looks.get(begin), other.looks.get(begin)
+    after, later = plain.looks.get(begin + 1), other.looks.get(begin + 1)
+    if here is None or there is None or after is None or later is None:
+        return ()
+    changed = []
+    for name, text in after.opened_state.items():
+        saved, mine = here.items["state"].get(name, text), later.opened_state.get(name, text)
+        if mine != text and there.items["state"].get(name, text) == saved and (text, mine)[late] == saved:
+            changed.append(Difference(begin, "state", name, text, mine))
+    return registered(changed, plain)
+
+
+def averages(plain: Record, differing: Iterable[Difference]) -> tuple[Stale, ...]:
+    """Return the copies of parameters that differ. The state of a registered object leaves its field out, which is another cause."""
+    owners = plain.looks[plain.last].objects if plain.looks else {}
+    found = (
+        _owned(Stale(each.name, each.plain, each.other), owners) for each in differing if each.kind == "kept"
+    )
+    return tuple(each for each in found if not each.is_left_out)
+
+
+def frozen(plain: Record, other: Record, step: int) -> tuple[str, ...]:
+    """Return registered parameters that one of the runs freezes and the other one trains."""
+    here, there = plain.looks.get(step), other.looks.get(step)
+    return tuple(sorted({*here.frozen} ^ {*there.frozen})) if here and there else ()
+
+
+def modes(plain: Record, other: Record, step: int) -> tuple[str, ...]:
+    """Return trained modules and parts of them that are in evaluation mode in one of the runs only."""
+    here, there = plain.looks.get(step), other.looks.get(step)
+    unlike = sorted({*here.evaluating} ^ {*there.evaluating}) if here and there else []
+    return tuple(name for name in unlike if any(within(name, module) for module in _trained(plain)))
+
+
+def late_layers(plain: Record) -> tuple[str, ...]:
+    """Return tensors of trained modules that were not there when the run began."""
+    begun = plain.looks[0].items["state"] if 0 in plain.looks else {}
+    new = plain.looks[plain.last].items["state"].keys() - begun.keys() if begun else set()
+    return tuple(sorted(name for name in new if any(within(name, module) for module in _trained(plain))))
+
+
+def _trained(plain: Record) -> set[str]:
+    """Return the registered modules whose parameters an optimizer moves."""
+    trains = [name for each in plain.optimizers.values() for name in each.trains]
+    return {name for name in plain.kinds if any(within(each, name) for each in trains)}
+
+
 def _owned(stale: Stale, owners: Mapping[str, str]) -> Stale:
-    path = next((path for path in owners if within(stale.name, path)), "")
-    if not path:
-        return stale
-    owner, _, kind = owners[path].rpartition(": ")
+    """Add the outermost object that has a state dict; without one, the innermost helper."""
+    name = stale.name.removeprefix("len(")
+    around = [owners[path].rpartition(": ") for path in sorted(owners, key=len) if within(name, path)]
+    stateful = [each for each in around if not each[2].startswith((PLAIN, OTHER))]
+    owner, _, kind = [*stateful[:1], *around[-1:], ("", "", "")][0]
     return replace(stale, owner=owner, kind=kind)
 
 
@@ -124,7 +202,7 @@ def _telling(stale: Stale) -> int:
     """Return a variable's rank by its type: the smaller, the likelier that training depends on the variable."""
     if stale.plain.startswith("generator "):
         return 0
-    if stale.is_length or stale.is_mode:
+    if stale.is_length:
         return 5
     if _NUMBER.match(stale.plain):
         return 1

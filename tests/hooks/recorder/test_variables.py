@@ -180,6 +180,25 @@ def test_an_unregistered_object_is_told_with_its_type() -> None:
     assert found.names[id(other)] == "other"
 
 
+def test_a_helper_is_told_with_whether_its_attributes_are_values() -> None:
+    """A registered dict can be the `vars()` of a plain one; slots are in none."""
+    plain, other = Trap(), Trap()
+    vars(plain).update(window=collections.deque([1.0]), draws=random.Random(0), mean=torch.ones(2))
+    vars(other).update(model=nn.Linear(2, 1))
+
+    def counted() -> None: ...
+
+    vars(counted)["calls"] = 1
+    found = census({"plain": plain, "other": other, "counted": counted, "sampler": Sampler()})
+    assert found.objects == {
+        "plain": "plain: plain Trap",
+        "other": "other: other Trap",
+        "counted": "counted: plain function",
+        "sampler": "sampler: other Sampler",
+        "other.model": "other.model: Linear",
+    }
+
+
 def test_a_view_of_registered_memory_is_no_variable() -> None:
     model = nn.Linear(2, 1)
     assert census({"flat": model.weight.detach().view(-1)}, model=model).values == {}
