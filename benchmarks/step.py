@@ -112,6 +112,7 @@ def guarded(
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
+            optimizer.zero_grad()
             guard.step()
         yield guard
     finally:

@@ -44,10 +44,6 @@ from .target_memory import target_memory
 
 log = logging.getLogger("spotguard")
 
-#: Parameters that a boundary looks at: 50 ns each. A script freezes many at once, so they are from all over the model, and others
-#: each time. All are looked at each second.
-_FLAGS = 8
-
 #: id of a tensor -> the tensor, its name in a checkpoint, and the ranks that hold it too.
 Named = dict[int, KnownTensor]
 
@@ -114,10 +110,6 @@ class OptimizerPart(Part):
         self._first = groups.options(optimizer.param_groups)
         #: Whether the checkpoint to restore is of this run. Then the restore also freezes and thaws as that run had done.
         self.own = True
-        #: The first parameter at which the next boundary looks for layers that were frozen or trained.
-        self._next = 0
-        #: Whether state shows that a parameter has got a gradient. Adagrad makes it before, and plain SGD has none.
-        self._state_shows = not optimizer.state
         self.refresh()
         #: Names of the parameters that needed no gradient at `register`.
         self._first_frozen = {name for name, p in self._param.items() if not p.requires_grad}
@@ -140,14 +132,9 @@ class OptimizerPart(Part):
             if k != "params"
         )
         self.tensors: list[torch.Tensor] = [*params, *self._state_tensors()]
-        #: Parameters, and whether each needs a gradient.
-        self._flags = [(p, p.requires_grad) for p in params]
-        #: Which of them have a gradient.
-        self._graded = gradients.presence(params)
-        #: Whether each boundary asks for all of them. Zeros move nothing in plain SGD.
-        self._asks = not (self._state_shows and self.optimizer.state) and not _is_plain_sgd(self.optimizer)
+        self._trained = gradients.TrainedParameters(params)
         #: Whether it keeps numbers beside its tensors, which a step changes and no boundary copies.
-        self._numbers = any(_has_numbers(values) for _, values in self._state())
+        self._numbers = any(optimizer_tree.has_numbers(values) for _, values in self._state())
         self._retire(before)
 
     def _retire(self, before: Iterable[torch.Tensor]) -> None:
@@ -189,12 +176,12 @@ class OptimizerPart(Part):
         )
 
     def outdated(self) -> bool:
-        """Return whether a parameter needs a gradient now and did not at the last `refresh`, or the other way round.
+        """Return whether a parameter needs a gradient and did not at the last `refresh`, or the other way round.
 
         Look which ones have one, too.
         """
-        self._graded = gradients.presence(p for p, _ in self._flags)
-        return any(p.requires_grad is not needs for p, needs in self._flags)
+        self._trained.look()
+        return self._trained.turned
 
     def counts(self) -> int:
         """Return a number that changes when parameters are added or state is created.
@@ -209,17 +196,7 @@ class OptimizerPart(Part):
     def at_boundary(self) -> None:
         if self._products is not None:
             self._products.at_boundary()
-        apart = len(self._flags) // _FLAGS + 1
-        self._next = (self._next + 1) % apart
-        asks = self._asks
-        for at in range(self._next, len(self._flags), apart):
-            param, needs = self._flags[at]
-            if param.requires_grad is not needs:
-                self._flags = [(p, p.requires_grad) for p, _ in self._flags]
-                break
-            asks = asks or (param.grad is None) is not (self._graded[at] == gradients.NONE)
-        if asks:
-            self._graded = gradients.presence(p for p, _ in self._flags)
+        self._trained.at_boundary()
         if self._plain:
             self._frozen = [g.copy() for g in self.optimizer.param_groups]
         else:
@@ -239,7 +216,8 @@ class OptimizerPart(Part):
     def copied(self) -> Mapping[str, Any] | None:
         if self._numbers:
             return None
-        return {"_frozen": self._frozen, "_groups": self._groups, "_products": copy.copy(self._products)}
+        copies = {each: copy.copy(getattr(self, each)) for each in ("_trained", "_products")}
+        return {"_frozen": self._frozen, "_groups": self._groups, **copies}
 
     def state_tensors(self) -> list[StateTensor]:
         """Return the state tensors. The parameters themselves belong to their module's part, or to none."""
@@ -311,11 +289,12 @@ class OptimizerPart(Part):
             "state": state,
             "on_host": on_host,
         }
-        flags = {self._key[id(p)]: needs for p, needs in self._flags}
-        turned = {name: needs for name, needs in flags.items() if needs == (name in self._first_frozen)}
+        names_of = (self._key[id(p)] for group in self._groups for p in group)
+        flags = zip(names_of, self._trained.needs, strict=True)
+        turned = {name: needs for name, needs in flags if needs == (name in self._first_frozen)}
         more: dict[str, Any] = {
             "turned": turned,
-            "gradients": self._graded.rstrip(gradients.NONE),
+            "gradients": self._trained.graded.rstrip(gradients.NONE),
             "other": other,
             "shards": shards,
             "placed": placed,
@@ -390,7 +369,7 @@ class OptimizerPart(Part):
         self.said = groups.news(self.name, here, self._first, tree)
         groups.put_back(self.name, self.optimizer, here, tree["param_groups"], self._param)
         if self.own:
-            self._turn(tree.get("turned", {}))
+            gradients.turn(self.name, self._param, tree.get("turned", {}))
         graded = {name: given for name, given in optimizer_tree.graded(tree).items() if name in self._param}
         gradients.put_back([self._param[name] for name in graded], "".join(graded.values()))
         self._fill(tree)
@@ -405,34 +384,9 @@ class OptimizerPart(Part):
             self._products.repeat(tree.get("products_since", 1))
         self.refresh()
 
-    def _turn(self, turned: dict[str, bool]) -> None:
-        params = ((name, self._param[name], needs) for name, needs in turned.items() if name in self._param)
-        other = [name for name, param, needs in params if param.requires_grad is not needs]
-        for name in other:
-            self._param[name].requires_grad_(turned[name])
-        if other:
-            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-            log.info("%s: %s%s is frozen or trained again, as the run had it", self.name, other[0], more)
-
     def _fill(self, tree: Any) -> None:
         self.optimizer.state.clear()
         for key, values in tree["state"].items():
             self.optimizer.state[self._param[key]] = whole(values)
         for key, values in tree.get("other", ()):
             self.optimizer.state[key] = whole(values)
-
-
-def _is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Return whether a gradient of zeros changes no parameter."""
-    return type(optimizer) is torch.optim.SGD and not any(
-        group["momentum"] or group["weight_decay"] for group in optimizer.param_groups
-    )
-
-
-def _has_numbers(values: Any) -> bool:
-    """Return whether the state of one parameter has values that are no tensors."""
-    if values is None or isinstance(values, torch.Tensor) or is_outline(values):
-        return False
-    if isinstance(values, dict):
-        return any(map(_has_numbers, values.values()))
-    return not isinstance(values, (list, tuple)) or any(map(_has_numbers, values))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .....providers.errors import CheckpointError
+from ...inventory.inner_tensors import is_outline
 from ...sharding.dtensor import cut_of, is_dtensor, layout
 from . import gradients
 
@@ -118,6 +119,15 @@ def _numbers(value: Any, least: int) -> bool:
 def by_field(values: Any) -> Iterable[tuple[str, Any]]:
     """Return the state of one parameter, under its keys."""
     return values.items() if isinstance(values, dict) else [("value", values)]
+
+
+def has_numbers(values: Any) -> bool:
+    """Return whether the state of one parameter has values that are no tensors."""
+    if values is None or isinstance(values, torch.Tensor) or is_outline(values):
+        return False
+    if isinstance(values, dict):
+        return any(map(has_numbers, values.values()))
+    return not isinstance(values, (list, tuple)) or any(map(has_numbers, values))
 
 
 def steps(tree: dict[str, Any]) -> list[str]:

@@ -72,6 +72,58 @@ def heads(
     return make
 
 
+Turn = Callable[[nn.Sequential, torch.optim.Optimizer, int], None]
+
+
+def wide(
+    optimizer: Callable[[Any], torch.optim.Optimizer], turn: Turn, *, frozen: bool = False
+) -> Callable[[], Job]:
+    """A training of forty layers and two heads, of which each turn uses one. `turn` zeroes, freezes and trains before it."""
+
+    def make() -> Job:
+        seed()
+        body = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))).requires_grad_(not frozen)
+        model = nn.Sequential(body, nn.Linear(4, 1), nn.Linear(4, 1))
+        opt = optimizer(model.parameters())
+        job = Job({"model": model, "optimizer": opt})
+
+        def step(number: int) -> None:
+            turn(model, opt, number)
+            hidden = torch.randn(3, 4)
+            for layer in body:
+                hidden = hidden + layer(hidden)
+            model[1 if number % 4 else 2](hidden).square().mean().backward()
+            job.at("backward", number)
+            opt.step()
+
+        job.step = step
+        return job
+
+    return make
+
+
+def zeroing(none: Callable[[int], bool]) -> Turn:
+    return lambda model, opt, number: opt.zero_grad(set_to_none=none(number))
+
+
+def turning(needs: bool) -> Turn:
+    """Freeze or train one layer more in each turn."""
+
+    def turn(model: nn.Sequential, opt: torch.optim.Optimizer, number: int) -> None:
+        opt.zero_grad()
+        if number:
+            model[0][39 - number].requires_grad_(needs)
+
+    return turn
+
+
+def left_out(model: nn.Sequential, opt: torch.optim.Optimizer, number: int) -> None:
+    """One head has no gradient from turn 4 to the next one that uses it."""
+    opt.zero_grad(set_to_none=False)
+    if number == 4:
+        model[1].zero_grad()
+
+
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.1)
 
@@ -89,6 +141,61 @@ SHAPES = {
     "none once": heads(adamw, none=lambda number: number == 3),
 }
 
+#: Changes of few parameters among many, cut in the turn behind them.
+WIDE = {
+    "none once": wide(adamw, zeroing(lambda number: number == 4)),
+    "none at first": wide(adamw, zeroing(lambda number: number < 5)),
+    "none from then on": wide(adamw, zeroing(lambda number: number > 3)),
+    "one head left out once": wide(adamw, left_out),
+    "one head left out once, one tensor after the other": wide(
+        lambda params: torch.optim.AdamW(params, lr=0.1, foreach=False), left_out
+    ),
+    "one layer more frozen in each turn": wide(adamw, turning(False)),
+    "one layer more trained in each turn": wide(
+        lambda params: torch.optim.SGD(params, lr=0.1), turning(True), frozen=True
+    ),
+}
+
+
+def sparse() -> Job:
+    """Two tables, of which each turn uses one."""
+    seed()
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Embedding(8, 4, sparse=True))
+    opt = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    job = Job({"model": model, "optimizer": opt})
+
+    def step(number: int) -> None:
+        opt.zero_grad(set_to_none=False)
+        model[number % 3 == 0](torch.randint(8, (5,))).square().sum().backward()
+        job.at("backward", number)
+        opt.step()
+
+    job.step = step
+    return job
+
+
+def by_hand() -> Job:
+    """Two bare tensors without an optimizer, of which each turn uses one, and gradients that are kept as `main_grad`."""
+    seed()
+    one, other = (torch.ones(4, requires_grad=True) for _ in range(2))
+    job = Job({"one": one, "other": other})
+
+    def step(number: int) -> None:
+        for each in (one, other):
+            each.main_grad = torch.zeros(4)  # type: ignore[attr-defined]
+            if each.grad is not None:
+                each.grad.zero_()
+        ((one if number % 3 else other) * torch.randn(4)).square().sum().backward()
+        job.at("backward", number)
+        with torch.no_grad():
+            for each in (one, other):
+                if each.grad is not None:
+                    each.main_grad += each.grad  # type: ignore[attr-defined]
+                each -= 0.1 * each.main_grad  # type: ignore[attr-defined]
+
+    job.step = step
+    return job
+
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cut", [1, 3, 5])
@@ -97,8 +204,31 @@ def test_a_parameter_that_no_batch_uses_is_stepped_as_in_an_uninterrupted_run(
     shape: str, cut: int, instant: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SPOTGUARD_EVERY", "off")
-    make, store = SHAPES[shape], WatchedStore()
-    job = make()
+    assert ends_equal(SHAPES[shape], cut, instant)
+    assert [each for each in caplog.messages if "gradient" in each] == []
+
+
+@pytest.mark.parametrize("shape", WIDE)
+@pytest.mark.parametrize("cut", [3, 5])
+def test_a_change_of_one_parameter_among_many_comes_back(
+    shape: str, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    assert ends_equal(WIDE[shape], cut, "backward")
+
+
+@pytest.mark.parametrize("make", [sparse, by_hand])
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_gradients_of_other_kinds_end_as_in_an_uninterrupted_run(
+    make: Callable[[], Job], cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    assert ends_equal(make, cut, "backward")
+
+
+def ends_equal(make: Callable[[], Job], cut: int, instant: str) -> bool:
+    """Whether a run that is cut there and resumed ends as an uninterrupted one."""
+    job, store = make(), WatchedStore()
     with guarded(store, job.values) as guard:
         guard.restore()
         step_on(guard, job, *range(cut))
@@ -109,9 +239,7 @@ def test_a_parameter_that_no_batch_uses_is_stepped_as_in_an_uninterrupted_run(
             with pytest.raises(Preempted):
                 step_on(guard, job, cut)
     begun, bits = finished(store, make, TOTAL)
-    assert bits == trajectory(make, TOTAL)[TOTAL]
-    assert begun >= cut
-    assert [each for each in caplog.messages if "gradient" in each] == []
+    return begun >= cut and bits == trajectory(make, TOTAL)[TOTAL]
 
 
 def test_values_of_gradients_are_not_saved(folder: Path) -> None:
