@@ -67,7 +67,9 @@ class ChangeDetector:
         readable: Callable[[torch.Tensor], bool] = on_host,
         record: Callable[[torch.device, Event | None], Event] = record,
     ) -> None:
-        self._versioned = [t for t in (*owned, *others) if not t.is_inference()]
+        # Not the optimizers' step counts: a quarter of all tensors for Adam, and nothing changes them but a step.
+        counts = {id(t) for t in owned if not (t.dim() or t.requires_grad or isinstance(t, nn.Parameter))}
+        self._versioned = [t for t in (*owned, *others) if not t.is_inference() and id(t) not in counts]
         self._sources = [pair for pair in sources if not (unreadable(local(pair[0])) or unreadable(pair[1]))]
         # Aliases, so that the memory that a probe reads stays allocated even when `.data` is pointed elsewhere.
         owned_probes, other_probes = _spread(owned), _spread(others)
