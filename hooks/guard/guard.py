@@ -179,8 +179,7 @@ class Guard:
             raise
         if state.passed == _SETTLED:
             self._saver.rehearse()
-        if gathered := state.turn.mark(look=state.looks, idle=state.monitor.idle):
-            state.monitor.gathered(gathered)
+        state.turn.mark(look=state.looks)
         if self._parts.rank:
             return
         # Only the first rank's clock decides, for all ranks.

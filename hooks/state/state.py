@@ -19,12 +19,13 @@ from ..checkpoint.format.coverage import MergedTensor
 from ..checkpoint.format.values.state_check import RNG
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
+from .changes.step_hooks import hook
 from .collected import CollectedState, collect, describe
 from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
-from .misuse.step_monitor import StepMonitor, hook
+from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
 from .misuse.unregistered import UnregisteredSchedulers, parameter_names
 from .misuse.unsaved import UnsavedState
@@ -135,8 +136,8 @@ class State:
         self.turn = TurnSigns(
             self.parts,
             lambda: (
-                {id(o): [p for g in o.param_groups for p in g["params"]] for o in registered.optimizers}
-                or {id(m): [*m.parameters()] for m in values.values() if isinstance(m, torch.nn.Module)}
+                [[p for g in o.param_groups for p in g["params"]] for o in registered.optimizers]
+                or [[*m.parameters()] for m in values.values() if isinstance(m, torch.nn.Module)]
             ),
             lambda: parameter_names(values),
         )

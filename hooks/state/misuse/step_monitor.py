@@ -13,11 +13,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
+from .carried_gradient import CarriedGradient
 from .loop_order import LoopOrder, Misplaced, call_path
 from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
 
@@ -112,12 +111,9 @@ class StepMonitor:
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
                 self._registered[id(value)] = (name, value)
-        #: Whether a registered optimizer did not step in the last turn, and those that did.
-        self.idle, self._stepped_last = False, set[int]()
-        #: By the id of an optimizer that did not step in an earlier turn: a parameter, and the gradient that the turn left there.
-        self._carried: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        #: By such a parameter, its gradient in the last step that was checked. The reference keeps its id from being reused.
-        self._stepped_on: dict[torch.Tensor, torch.Tensor | None] = {}
+        #: What those that did not step in a turn carry to their next step, by id, and those of which that is known.
+        self._carried: dict[int, CarriedGradient] = {}
+        self._settled: set[int] = set()
         #: The ids of the optimizers whose steps the monitor only counts.
         self._quiet: frozenset[int] = frozenset()
         self._others: dict[int, UnregisteredOptimizer] = {}
@@ -154,6 +150,13 @@ class StepMonitor:
         self._alert = False
         if self._handle is not None:
             self._handle.remove()
+        self._forget_carried()
+        self._settled.update(self._registered)
+
+    def _forget_carried(self) -> None:
+        for each in self._carried.values():
+            each.close()
+        self._carried, self._settled = {}, set()
 
     @property
     def misuse(self) -> str:
@@ -191,7 +194,7 @@ class StepMonitor:
             self._restored, self.marked, self.steps = True, False, 0
             self._since, self._look_at = self._now(), max(_STEPS, _TIMES * self._most)
             self._others, self._beside, self._stepped = {}, {}, set()
-            self._carried, self._stepped_on = {}, {}
+            self._forget_carried()
             self.dead, self._misuse = {}, {}
             self._order, self._alert, self._quiet = LoopOrder(), True, frozenset()
             # DistributedDataParallel keeps (hook, state) of PowerSGD and others.
@@ -213,18 +216,9 @@ class StepMonitor:
             self._most = self.steps
             self._marked_again()
         self.steps = 0
-        self.idle = len(self._stepped) < len(self._registered)
-        if self.idle:
-            self._stepped_last, self._stepped = self._stepped, set()
-        else:
-            self._stepped.clear()
-
-    def gathered(self, found: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Note what the last turn has gathered for optimizers that did not step in it: they may step on it in a later one."""
-        for key, param in found:
-            if key in self._registered and key not in self._stepped_last:
-                self._carried[key] = param, param.grad
-        self._quiet -= self._carried.keys()
+        if self._carried or not self._stepped.issuperset(self._registered):
+            self._guarded(self._follow_carried)
+        self._stepped.clear()
 
     def _on_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count a step, before any optimizer makes it. Any thread may make the step."""
@@ -234,8 +228,9 @@ class StepMonitor:
             self.steps += 1
             if self.steps < self._look_at:
                 return
-        # A closure computes the gradients anew, within the step.
-        self._guarded(self._see, optimizer, key, len(args) > 1 or "closure" in kwargs)
+        self._guarded(
+            self._see, optimizer, key, (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+        )
 
     def _guarded(self, what: Callable[..., None], *values: Any) -> None:
         try:
@@ -249,20 +244,7 @@ class StepMonitor:
 
     def _see(self, optimizer: Optimizer, key: int, closure: bool) -> None:
         if key in self._carried:
-            param, gradient = self._carried.pop(key)
-            before, self._stepped_on[param] = self._stepped_on.get(param), param.grad
-            if (
-                param.grad is gradient
-                # One that outlives a step is zeroed in place, and may have been since the boundary: nothing tells.
-                and before is not None
-                and before is not gradient
-                and not closure
-                and self._order is None
-                and not self._misuse.get("order")
-            ):
-                name = self._registered[key][0]
-                self._misuse["carried"] = CARRIED % (name, name)
-                self._say(CARRIED, name, name)
+            self._carried[key].stepping(closure)
         if key not in self._quiet:
             if key not in self._registered and not self._trains_ours(optimizer, key):
                 return
@@ -321,6 +303,27 @@ class StepMonitor:
 
     # --- the end of a turn that is checked ---
 
+    def _follow_carried(self) -> None:
+        for key in self._registered.keys() - self._stepped - self._carried.keys() - self._settled:
+            self._carried[key] = CarriedGradient(self._registered[key][1])
+        for key, each in [*self._carried.items()]:
+            # While the order of the loop is not known, a step may belong to the turn before it.
+            if (
+                (steps_on_it := each.turn(key in self._stepped)) is None
+                or self._order
+                or self._misuse.get("order")
+            ):
+                continue
+            each.close()
+            del self._carried[key]
+            self._settled.add(key)
+            self._quiet |= {key}
+            if steps_on_it:
+                name = self._registered[key][0]
+                self._misuse["carried"] = CARRIED % (name, name)
+                self._say(CARRIED, name, name)
+        self._quiet = self._quiet - self._carried.keys()
+
     def _marked_again(self) -> None:
         self._look_at, self._since = max(_STEPS, _TIMES * self._most), None
         if self._misuse.pop("unmarked", ""):
@@ -339,7 +342,7 @@ class StepMonitor:
             if self._order.done:
                 self._order = None
         if self._order is None:
-            self._quiet = frozenset(self._registered.keys() - self._carried.keys())
+            self._quiet = frozenset(self._registered)
             self._alert = bool(self.dead)
 
     def _look_for_dead(self, beside: Iterable[UnregisteredOptimizer]) -> None:
@@ -392,43 +395,3 @@ def _weights_of(values: Mapping[str, Any]) -> ChangeDetector:
     weights = ChangeDetector([*trained.values()], [], [])
     weights.mark()
     return weights
-
-
-# Hooks before and after each change that a registered optimizer makes.
-
-
-def hook(
-    optimizer: Optimizer,
-    before_change: Callable[[FrameType], object],
-    after_change: Callable[[FrameType], object],
-) -> list[RemovableHandle]:
-    """Call `before_change` before this optimizer changes anything, and `after_change` when its step is over.
-
-    Both get the frame that runs the step. A step that raises ends without `after_change`. A closure (LBFGS,
-    Lightning) runs forward and backward inside `step()`. There the state changes only after the closure has run once,
-    so the step passes the gate at that moment and not earlier.
-
-    Returns:
-        The handles of the hooks, for their removal.
-    """
-
-    def pre_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        frame = sys._getframe(1)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if closure is None:
-            before_change(frame)
-            return None
-
-        def gated() -> Any:
-            loss = closure()
-            before_change(frame)  # has no effect the second time: the state is dirty until the boundary
-            return loss
-
-        if len(args) > 1:
-            return (args[0], gated, *args[2:]), kwargs
-        return args, {**kwargs, "closure": gated}
-
-    def post_hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        after_change(sys._getframe(1))
-
-    return [optimizer.register_step_pre_hook(pre_hook), optimizer.register_step_post_hook(post_hook)]

@@ -11,7 +11,8 @@ whatever the script does belongs to the boundary: an evaluation, a note of the b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from ..parts.loaders.part import LoaderPart
 from ..parts.module import ModulePart
 from ..parts.optimizers.optimizer import OptimizerPart
 from ..parts.rng import RngPart
-from ..parts.stateful import ScalerPart
 from ..parts.values import Part, StatefulPart, TensorPart
 from ..sharding.dtensor import local
+from .carried_gradient import nonzero
 
 #: The most optimizers whose gradients are followed, by two parameters each: 0.15 µs for each parameter at a boundary.
 _OPTIMIZERS = 8
@@ -38,55 +39,36 @@ class TurnSigns:
 
     Args:
         parts: the parts of the registered values.
-        trained: returns the parameters of each registered optimizer, by its id; without one, of each module.
+        trained: returns the parameters of each registered optimizer; without one, of each module.
         names: returns the names of the parameters by id.
     """
 
     def __init__(
         self,
         parts: Sequence[Part],
-        trained: Callable[[], Mapping[int, Sequence[torch.Tensor]]],
+        trained: Callable[[], Iterable[Sequence[torch.Tensor]]],
         names: Callable[[], Mapping[int, str]],
     ) -> None:
         self._parts, self._trained, self._names = parts, trained, names
         self._loaders = {part.name: part.value for part in parts if isinstance(part, LoaderPart)}
-        self._scalers = [part.value for part in parts if isinstance(part, ScalerPart)]
-        self._scales: list[Any] = []
         self._followed: list[torch.Tensor] = []
-        #: The id of the optimizer of each.
-        self._steppers: list[int] = []
         #: The id of each one's gradient, its version, and the gradient itself, so that no other one gets its id.
         self._gradients: list[tuple[int, int, torch.Tensor] | None] = []
         self._weights: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._delivered: dict[str, tuple[int, int]] = {}
 
-    def mark(self, *, look: bool, idle: bool = False) -> Sequence[tuple[int, torch.Tensor]]:
+    def mark(self, *, look: bool) -> None:
         """Take the signs at a boundary. On the training thread, after every step: microseconds count.
 
         Args:
             look: choose the parameters to follow. The first step shows which ones have gradients.
-            idle: an optimizer has not stepped in this turn.
-
-        Returns:
-            In such a turn, the parameters whose gradient has changed, each with the id of its optimizer. None if a scaler was
-            updated: it may have skipped the step.
         """
-        now = self._look_at_gradients()
-        gathered: Sequence[tuple[int, torch.Tensor]] = ()
-        if idle and now != self._gradients and self._scales == [*map(_scale, self._scalers)]:
-            changed = zip(self._steppers, self._followed, self._gradients, now, strict=True)
-            gathered = [(key, p) for key, p, before, after in changed if after and before != after]
-        self._gradients = now
         if look:
-            trained = [*self._trained().items()][:_OPTIMIZERS]
-            followed = [(key, p) for key, params in trained for p in _smallest(params)]
-            self._steppers, self._followed = [key for key, _ in followed], [p for _, p in followed]
-            self._weights, self._gradients = [], self._look_at_gradients()
+            self._followed = [p for params in islice(self._trained(), _OPTIMIZERS) for p in _smallest(params)]
+            self._weights = []
+        self._gradients = self._look_at_gradients()
         if self._loaders:
             self._delivered = {name: each.progress for name, each in self._loaders.items()}
-        if self._scalers:
-            self._scales = [*map(_scale, self._scalers)]
-        return gathered
 
     def _look_at_gradients(self) -> list[tuple[int, int, torch.Tensor] | None]:
         return [None if (g := p.grad) is None else (id(g), g._version, g) for p in self._followed]
@@ -111,8 +93,7 @@ class TurnSigns:
         for p, before, now in zip(self._followed, self._gradients, self._look_at_gradients(), strict=True):
             if now is None or now == before:
                 continue
-            grad = now[2]
-            if bool((grad._values() if grad.is_sparse else local(grad)).any()):  # zeros are no sign of a turn
+            if bool(nonzero(now[2])):
                 return f"the gradient of {self._names().get(id(p), 'a parameter')} has changed"
         trained = (part for part in self._parts if buffers and isinstance(part, ModulePart) and part.trained)
         return next((f"{name} has moved" for part in trained for name in part.moved_buffers()), "")
@@ -152,12 +133,6 @@ class TurnSigns:
             asked.forms = Forms(objects=part.forms.objects)
             asked.at_boundary()
             yield from _differences(part.tree(), asked.tree(), part.name)
-
-
-def _scale(scaler: Any) -> tuple[int, int]:
-    """Return what differs after each update of a scaler. Nothing is read from a device."""
-    scale = getattr(scaler, "_scale", None)
-    return id(scale), 0 if scale is None else scale._version
 
 
 def _smallest(trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:

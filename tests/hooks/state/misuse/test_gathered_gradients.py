@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.fakes.loops import Pair, said
 from tests.fakes.training import Job, finished, guarded, seed, step_on, trajectory
@@ -33,28 +35,51 @@ def both(pair: Pair, what: str, **options: bool) -> None:
         getattr(optimizer, what)(**options)
 
 
-def batches_as_turns(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+class Large(Pair):
+    """Weights of more than 1 MiB, and nothing smaller."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda params: torch.optim.SGD(params, lr=1e-3))
+        self.a, self.b = nn.Linear(4, 2**18 + 1, bias=False), nn.Linear(2**18 + 1, 1, bias=False)
+        self.oa, self.ob = (torch.optim.SGD(each.parameters(), lr=1e-3) for each in (self.a, self.b))
+
+
+class Ninth(Pair):
+    """The pair behind eight other optimizers, which train nothing."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        others = {f"other_{number}": nn.Linear(1, 1) for number in range(8)}
+        optimizers = {f"its_{name}": torch.optim.SGD(each.parameters()) for name, each in others.items()}
+        return {**others, **optimizers, **super().values}
+
+
+def batches_as_turns(pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True) -> None:
     backward(pair, number)
     if number % 4 == 3:
         both(pair, "step")
-        both(pair, "zero_grad")
+        both(pair, "zero_grad", set_to_none=none)
 
 
-def cleared_at_the_first_batch(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+def cleared_at_the_first_batch(
+    pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True
+) -> None:
     if number % 4 == 0:
-        both(pair, "zero_grad")
+        both(pair, "zero_grad", set_to_none=none)
     backward(pair, number)
     if number % 4 == 3:
         both(pair, "step")
 
 
-def a_second_optimizer(pair: Pair, scaler: torch.amp.GradScaler, number: int, every: int = 3) -> None:
+def a_second_optimizer(
+    pair: Pair, scaler: torch.amp.GradScaler, number: int, every: int = 3, none: bool = True
+) -> None:
     pair.oa.zero_grad()
     backward(pair, number)
     pair.oa.step()
     if number % every == every - 1:
         pair.ob.step()
-        pair.ob.zero_grad()
+        pair.ob.zero_grad(set_to_none=none)
 
 
 def behind_a_scaler(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
@@ -66,11 +91,11 @@ def behind_a_scaler(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> No
         both(pair, "zero_grad")
 
 
-def a_turn_late(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+def a_turn_late(pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True) -> None:
     """Forward and backward in one turn, and the step in the next one."""
     if number % 2:
         both(pair, "step")
-        both(pair, "zero_grad")
+        both(pair, "zero_grad", set_to_none=none)
     else:
         backward(pair, number)
 
@@ -147,7 +172,68 @@ def a_closure(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
         pair.ob.step(anew)  # type: ignore[arg-type]
 
 
-#: What is named, and whether a resumed run ends as an uninterrupted one.
+def a_closure_that_does_not_zero(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    pair.oa.zero_grad()
+    if number % 3 == 2:
+        pair.ob.step(partial(backward, pair, number))  # type: ignore[arg-type]
+        pair.ob.zero_grad()
+    else:
+        backward(pair, number)
+    pair.oa.step()
+
+
+def zeroed_as_data(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    """As old scripts do, which no version of a tensor tells."""
+    backward(pair, number)
+    pair.ob.step()
+    pair.ob.zero_grad()
+    if number % 3 == 2:
+        for p in pair.a.parameters():
+            p.grad.data.zero_()  # type: ignore[union-attr]
+        backward(pair, number)
+        pair.oa.step()
+
+
+def an_environment(pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool = True) -> None:
+    """One turn in four trains, and leaves its gradients behind."""
+    if number % 4 == 3:
+        both(pair, "zero_grad", set_to_none=none)
+        backward(pair, number)
+        both(pair, "step")
+
+
+def frozen_in_the_other_phase(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    layer, optimizer = (pair.b, pair.ob) if number % 3 else (pair.a, pair.oa)
+    for each in (pair.a, pair.b):
+        each.requires_grad_(each is layer)
+    optimizer.zero_grad(set_to_none=False)
+    backward(pair, number)
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+    optimizer.step()
+
+
+def phases_of_several_turns(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    """Three turns of one, three of the other, each of which zeroes its own only."""
+    optimizer = pair.ob if number % 6 < 3 else pair.oa
+    optimizer.zero_grad(set_to_none=False)
+    for _ in range(2):
+        backward(pair, number)
+    optimizer.step()
+
+
+def a_closure_at_times(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    def anew() -> torch.Tensor:
+        pair.oa.zero_grad(set_to_none=False)
+        return backward(pair, number)
+
+    pair.ob.zero_grad()
+    backward(pair, number)
+    pair.ob.step()
+    if number % 3 == 2:
+        pair.oa.step(anew)  # type: ignore[arg-type]
+
+
+#: What is named; a resumed run does not end as an uninterrupted one.
 INEXACT: dict[str, tuple[Step, str]] = {
     "batches as turns": (batches_as_turns, "oa"),
     "cleared at the first batch": (cleared_at_the_first_batch, "oa"),
@@ -155,6 +241,11 @@ INEXACT: dict[str, tuple[Step, str]] = {
     "a second optimizer, at every other turn": (partial(a_second_optimizer, every=2), "ob"),
     "behind a scaler": (behind_a_scaler, "oa"),
     "a turn late": (a_turn_late, "oa"),
+    "batches as turns, zeroed in place": (partial(batches_as_turns, none=False), "oa"),
+    "cleared at the first batch, in place": (partial(cleared_at_the_first_batch, none=False), "oa"),
+    "a second optimizer, zeroed in place": (partial(a_second_optimizer, none=False), "ob"),
+    "a turn late, zeroed in place": (partial(a_turn_late, none=False), "oa"),
+    "a closure that does not zero": (a_closure_that_does_not_zero, "ob"),
 }
 EXACT: dict[str, Step] = {
     "all batches in a turn": all_batches_in_a_turn,
@@ -167,15 +258,21 @@ EXACT: dict[str, Step] = {
     "a generator zeroed in place": partial(a_generator_that_steps_at_times, none=False),
     "alternating": alternating,
     "a closure": a_closure,
+    "a closure at times": a_closure_at_times,
+    "zeroed as data": zeroed_as_data,
+    "an environment": an_environment,
+    "an environment, zeroed in place": partial(an_environment, none=False),
+    "frozen in the other phase": frozen_in_the_other_phase,
+    "phases of several turns": phases_of_several_turns,
 }
 
 
-def lives(step: Step) -> bool:
+def lives(step: Step, kind: Callable[[], Pair] = Pair) -> bool:
     """Whether a run that is cut and resumed ends as an uninterrupted one."""
 
     def make() -> Job:
         seed()
-        pair, scaler = Pair(), torch.amp.GradScaler("cpu", init_scale=4.0)
+        pair, scaler = kind(), torch.amp.GradScaler("cpu", init_scale=4.0)
         return Job({**pair.values, "scaler": scaler}, partial(step, pair, scaler))
 
     job, store = make(), WatchedStore()
@@ -193,6 +290,19 @@ def test_an_optimizer_that_steps_on_gradients_of_earlier_turns_is_named(
     monkeypatch.setenv("SPOTGUARD_EVERY", "off")
     step, name = INEXACT[kind]
     assert not lives(step)
+    is_named(name, caplog)
+
+
+@pytest.mark.parametrize("kind", [Large, Ninth])
+def test_neither_large_weights_nor_many_optimizers_hide_an_old_gradient(
+    kind: Callable[[], Pair], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPOTGUARD_EVERY", "off")
+    assert not lives(a_second_optimizer, kind)
+    is_named("ob", caplog)
+
+
+def is_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
     lines = set(said(caplog))
     assert len(lines) == 1, lines
     assert lines.pop().startswith(f"{name!r} steps on gradients of an earlier turn")

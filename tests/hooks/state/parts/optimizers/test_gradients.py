@@ -112,7 +112,7 @@ def turning(needs: bool) -> Turn:
     def turn(model: nn.Sequential, opt: torch.optim.Optimizer, number: int) -> None:
         opt.zero_grad()
         if number:
-            model[0][39 - number].requires_grad_(needs)
+            [*model[0].children()][39 - number].requires_grad_(needs)
 
     return turn
 

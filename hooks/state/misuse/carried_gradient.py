@@ -1,0 +1,106 @@
+"""A gradient that an optimizer carries from turns in which it does not step to the one in which it does. No checkpoint has it.
+
+One parameter stands for its optimizer. Once the optimizer has left out a step, each boundary looks at it until the result is known.
+
+The script may drop the gradient before it steps, as a GAN does whose critic's turns fill the gradients of its generator. A dropped one
+is another object when backward adds to it next, or all of it is zero. So a hook looks before each such addition. Values are only
+compared with zero, and no device is waited for before the end of the turn with the step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..device.cuda_graphs import capturing
+from ..sharding.dtensor import local
+
+#: Turns in a row without a step after which nothing is expected of an optimizer.
+_LONGEST = 100
+
+
+class CarriedGradient:
+    """What becomes of the gradient of one parameter."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._param: torch.Tensor | None = None
+        self._hook: RemovableHandle | None = None
+        #: The gradient at the last boundary, and its versions.
+        self._last: Any = None
+        self._versions: tuple[int, int] | None = None
+        #: Turns without a step, and whether one of them has changed the gradient since the last step.
+        self._turns, self._pending = 0, False
+        #: Whether each gradient of an earlier turn, where it was looked at, is more than zeros.
+        self._counts: list[torch.Tensor] = []
+        #: Of this turn: whether the gradient was dropped, backward has added to it, and a step has used it.
+        self._dropped = self._added = self._used = False
+        self._choose()
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _choose(self) -> None:
+        given = (p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
+        self.close()
+        self._param, self._hook = min(given, key=lambda p: local(p).numel(), default=None), None
+
+    def _adding(self, _: Any) -> None:
+        """Look at the gradient before backward adds to it. In the thread that adds."""
+        if self._param is None or self._used or self._dropped or not self._pending:
+            return
+        if (grad := self._param.grad) is None or grad is not self._last() or capturing():
+            self._dropped = True
+            return
+        try:
+            self._counts.append(nonzero(grad))
+            self._added = True
+        except Exception:  # noqa: BLE001 - what looks must not end the backward pass
+            self._dropped = True
+
+    def stepping(self, closure: bool) -> None:
+        """Note that the optimizer steps. In the thread that steps."""
+        if self._param is None or self._param.grad is None:
+            self._dropped = True
+            self._choose()
+        elif self._pending and not self._used:
+            self._dropped |= self._param.grad is not self._last()
+            # Without an addition only a gradient that nothing has changed is known to be the old one.
+            self._added |= self._param.grad._version == (self._versions or (-1,))[0]
+            self._used = not closure
+
+    def turn(self, stepped: bool) -> bool | None:
+        """End a turn. On the training thread.
+
+        Returns:
+            Whether the optimizer has stepped on a gradient of an earlier turn; None if that is not known yet.
+        """
+        self._turns = 0 if stepped else self._turns + 1
+        result = None if self._turns < _LONGEST else False
+        if stepped and self._pending:
+            result = self._added and not self._dropped and all(map(bool, self._counts))
+        self._dropped = self._added = self._used = False
+        if stepped:
+            self._pending, self._counts = False, []
+        if (param := self._param) is None:
+            return result
+        if self._hook is None and param.requires_grad:
+            self._hook = param.register_hook(self._adding)
+        if (grad := param.grad) is None:
+            self._pending, self._versions = False, None
+            return result
+        versions = grad._version, local(grad)._version
+        if not stepped and (self._last is None or self._last() is not grad or versions != self._versions):
+            self._pending, self._counts = True, [nonzero(grad)]
+        self._last, self._versions = weakref.ref(grad), versions
+        return result
+
+
+def nonzero(gradient: torch.Tensor) -> torch.Tensor:
+    """Return whether not all of it is zero: a tensor on its device. A turn begins, or counts, with other gradients than zeros."""
+    return (gradient._values() if gradient.is_sparse else local(gradient)).any()
