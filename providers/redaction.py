@@ -57,6 +57,11 @@ _SHAPES = tuple(
         # docker's, az's, helm's …
         (rf"\slogin(?=\s)[^\n|;&]{{0,500}}\s-p\s{{0,9}}{_WRITTEN}", "a password"),
         (rf"\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
+        (rf"\b(?:mysql\w*|mariadb[\w-]*|7z[ar]?)(?=\s)[^\n|;&]{{0,500}}\s-p{_WRITTEN}", "a password"),
+        (
+            rf"\b(?:sqlcmd(?=\s)[^\n|;&]{{0,500}}\s-P|redis-cli(?=\s)[^\n|;&]{{0,500}}\s-a)\s{{0,9}}{_WRITTEN}",
+            "a password",
+        ),
         (
             rf"\bmachine{_BLANK}\S{{1,200}}{_BLANK}login{_BLANK}\S{{1,200}}{_BLANK}password{_BLANK}{_WRITTEN}",
             "a password",
@@ -94,13 +99,13 @@ _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL
 )
 _REST = re.compile(r"""[^\s"';&]*""")
-#: Endings of a secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's; PWD is the
-#: shell's directory.
+#: Endings of a secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's.
 _SECRET = re.compile(
-    r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd|secret|(?:api|secret|access|private|storage|account|auth|signing)_?key)$"
+    r"(?:pass(?:word|wd|phrase)|(?:^|_)pwd?|secret"
+    r"|(?:api|secret|access|private|storage|account|auth|signing|licen[cs]e)_?key)$"
 )
 #: Endings of a password's name, and words behind it that are of a sentence or a type, and not a password.
-_PASSWORD = re.compile(r"(?:pass(?:word|wd|phrase)|(?:^|_)pw|_pwd)$")
+_PASSWORD = re.compile(r"(?:pass(?:word|wd|phrase)|(?:^|_)pwd?)$")
 _NO_PASSWORD = frozenset(
     [
         "blank",
@@ -161,9 +166,18 @@ _JUDGED = 256
 #: Endings that may also name a tokenizer's word or a count. They count as a secret's if the name is in capitals, as in the
 #: environment, or if the value looks made by a machine.
 _PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
+_PERHAPS_OF_OPTION = re.compile(r"(?:^|_)(?:pass|key|credentials?|auth|bearer|sas)$")
 _MADE = re.compile(
     r"(?:(?=.*[0-9])(?=.*[A-Za-z])[\w.~+/:-]{8,}|(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*(?:[&|>)].*)?"
 )
+#: An option's value that looks made by a machine or for a machine, and its like behind a `-p` as mysql takes it. A name of a file is
+#: none, nor a place in a store, nor a port.
+_MADE_FOR_OPTION = re.compile(
+    r"(?=[^/]*[0-9])(?=[^/]*[A-Za-z])(?![0-9]+:)(?!.*\.[a-z]{2,5}\Z)[^\s/]{6,}|(?:(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*"
+)
+_SHORT_OPTION = re.compile(r"(?:\A|\s)-p(?![.~$-])(?P<value>\S{8,})\Z")
+#: A command whose `--secret=NAME` names a secret of Google's Secret Manager.
+_GCLOUD = re.compile(r"(?:\A|[\s/|;&(])gcloud\s[^\n|;&]*\Z")
 #: Names that are not secrets: EOS_TOKEN is a tokenizer's word, MAX_TOKEN a count, and a forward pass is no password.
 _OF_TEXT = re.compile(
     r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$|(?:forward|backward)_pass$"
@@ -182,7 +196,7 @@ _LEFT_OUT, _VARIABLE = "…", "$X"
 #: Number of a command's words that are checked together: `docker login -u me -p …` has six.
 _TOGETHER = 16
 #: The name in a word of the form name=value.
-_NAMED = re.compile(r"\A-{0,2}[\w.-]+=")
+_NAMED = re.compile(r"\A[-+~]{0,2}[\w.-]+=")
 #: The user part of a URL, up to the last @, because a password may hold any character.
 _USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://).+@", re.DOTALL)
 
@@ -206,8 +220,11 @@ def redacted(command: Sequence[str]) -> list[str]:
     for word in command:
         for candidate in _without(word):
             text = candidate.replace(_LEFT_OUT, _VARIABLE)
-            if not looks_secret(" ".join([*before[-_TOGETHER:], text])):
-                break
+            together = " ".join([*before[-_TOGETHER:], text])
+            if not looks_secret(together) and not any(map(_is_option_of_one, _GIVEN.finditer(together))):
+                short = _SHORT_OPTION.search(together)
+                if short is None or not _MADE_FOR_OPTION.fullmatch(short["value"]):
+                    break
         kept.append(candidate)
         before.append(text)
     return kept
@@ -274,11 +291,21 @@ def _is_given_one(match: re.Match[str]) -> bool:
     between = match["between"].strip() or " "
     if between == " " and not match["dashes"]:
         return False  # two separate words
-    if between == ":" and not match["quote"]:
+    if between == ":" and not (match["quote"] or match["dashes"]):
         return False  # a sentence; JSON quotes its names
-    if match["dashes"] and name.lower() == "secret":
+    if match["dashes"] and name.lower() == "secret" and _GCLOUD.search(match.string, 0, match.start()):
         return False  # `gcloud secrets versions access latest --secret=NAME`
     return _is_secret(name, value)
+
+
+def _is_option_of_one(match: re.Match[str]) -> bool:
+    """Return whether an option of a command has a value that may be a secret. (A command that is only shown may lose one too many.)"""
+    name, value = _plain(match["name"]), match["value"].rstrip(",)}")
+    if not (match["dashes"] or match["between"] == "=") or not _PERHAPS_OF_OPTION.search(name):
+        return False
+    if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value) or _ELSEWHERE.match(value):
+        return False
+    return name.endswith("pass") or _MADE_FOR_OPTION.fullmatch(value) is not None
 
 
 def _is_secret(given: str, value: str) -> bool:
@@ -286,6 +313,8 @@ def _is_secret(given: str, value: str) -> bool:
     name = _plain(given)
     if not _may_be_secret(name) or _ELSEWHERE.match(value):
         return False
+    if name == "pwd" and value[0] in "/.":
+        return False  # the shell's directory
     if _SECRET.search(name):
         return True
     if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
