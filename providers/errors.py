@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
+from .text import printable
+
 
 class SpotguardError(Exception):
-    """The root of all errors. `str(error)` is one line: the value, what was expected, and the next step."""
+    """The root of all errors. `str(error)` is one line: the value, what was expected, and the next step.
+
+    The text may quote what anybody has written to a store, and goes to logs and terminals: it keeps no character that they obey.
+    """
 
     #: Keys of the store's objects that are damaged or missing, if it is about any.
     objects: tuple[str, ...] = ()
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(printable(text, but="\n\t"))
 
     def about(self, objects: Iterable[str]) -> Self:
         """Note the keys of the damaged objects, and return the error."""

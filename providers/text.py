@@ -53,9 +53,18 @@ def did_you_mean(word: str, words: list[str], prefix: str = "") -> str:
     return f"did you mean {prefix}{near[0]}?" if near else ""
 
 
+def printable(text: str, *, but: str = "") -> str:
+    """Return the text with a blank for each character that is not printable: controls, marks of direction, halves of a pair.
+
+    Args:
+        but: characters that are kept.
+    """
+    return text if text.isprintable() else "".join([c if c.isprintable() or c in but else " " for c in text])
+
+
 def clip(text: str, limit: int) -> str:
     """Return one printable line of at most `limit` characters: a peer's text must not break a log or a terminal."""
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    line = printable(text[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from ...providers.errors import AllDamagedError, NotFoundError
 from ...providers.stores.base import BlobStore
 from ..checkpoint.catalog import WholeCheckpoint
+from ..checkpoint.format.entries import record
 from ..checkpoint.format.keys import CheckpointName, anew_key
 from .reads.verify import verify
 
@@ -81,8 +81,8 @@ class DamagedCheckpoints:
             return False
         newest, recorded = max(self.found), self._recorded()
         if recorded is None and self._allowed and not mixed:
-            record = json.dumps({"newest": str(newest), "damaged": self._named()}, indent=1)
-            self._store.put(anew_key(self._run_id), memoryview(record.encode()))
+            text = json.dumps({"newest": str(newest), "damaged": self._named()}, indent=1)
+            self._store.put(anew_key(self._run_id), memoryview(text.encode()))
             recorded = newest
         if recorded is not None and newest <= recorded and not mixed:
             log.warning(
@@ -106,10 +106,8 @@ class DamagedCheckpoints:
 
     def _recorded(self) -> CheckpointName | None:
         try:
-            record: Any = json.loads(self._store.get(anew_key(self._run_id)))
+            newest = record(self._store.get(anew_key(self._run_id))).get("newest")
         except NotFoundError:
             return None
-        except ValueError:  # a damaged record forgives nothing
-            return CheckpointName(0, 0, 0)
-        newest = record.get("newest") if isinstance(record, dict) else None
+        # A damaged record forgives nothing.
         return (CheckpointName.parse(newest) if isinstance(newest, str) else None) or CheckpointName(0, 0, 0)

@@ -21,6 +21,7 @@ from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
 from ..arguments import extras_worth, is_set_up, launchers, skipped_until, yes
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
+from ..checkpoint.format.entries import record
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
 from ..checkpoint.local_stage import Stage
 from ..checkpoint.store_probe import probe
@@ -206,8 +207,8 @@ def earlier_failures(store: BlobStore, run_id: str, leaves: Collection[str] = ()
         StoreError: the store failed.
     """
     newest = newest_claim(store, run_id)
-    record = attempt_record(store, run_id, newest) if newest else None
-    counts = {} if record is None else counts_of(record.info.get("failures"))
+    started = attempt_record(store, run_id, newest) if newest else None
+    counts = {} if started is None else counts_of(started.info.get("failures"))
     if not leaves:
         return counts
     ended = {str(each.get("counted") or each.get("kind")) for each in _failed_ranks(store, run_id, newest)}
@@ -230,8 +231,8 @@ def earlier_errors(store: BlobStore, run_id: str) -> Iterator[tuple[str, int]]:
         StoreError: the store failed.
     """
     newest = newest_claim(store, run_id)
-    for record in _failed_ranks(store, run_id, newest):
-        fingerprint, step = record.get("fingerprint"), record.get("step")
+    for failed in _failed_ranks(store, run_id, newest):
+        fingerprint, step = failed.get("fingerprint"), failed.get("step")
         if isinstance(fingerprint, str) and fingerprint and type(step) is int:
             yield fingerprint, step
 
@@ -254,10 +255,9 @@ def _is_cause(kind: str) -> bool:
 def _told(store: BlobStore, key: str) -> dict[str, Any]:
     """Return a record for people; {} if it is none."""
     try:
-        body = json.loads(bytes(store.get(key)))
-    except (NotFoundError, ValueError, RecursionError):
+        return record(store.get(key))
+    except NotFoundError:
         return {}
-    return body if isinstance(body, dict) else {}
 
 
 # Messages for the user when training begins: the run, its step and its store. The first rank prints them, for all.

@@ -18,12 +18,16 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ....providers.errors import CheckpointError
+from ....providers.run_id import is_run_id
+from ....providers.text import printable
 from .entries import (
     InvalidField,
     integer,
     objects_in,
     objects_out,
+    parsed,
     seconds,
+    shown,
     text,
     typed,
     word,
@@ -97,11 +101,13 @@ def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> 
         CheckpointError: the manifest is damaged, has another format, or contradicts itself.
     """
     known = PackedCache() if cache is None else cache
+    known.allow(len(data))
     return _open(data, key, "manifest", lambda raw: manifest_of(raw, known))
 
 
 def read_manifest(data: bytes, key: str, cache: PackedCache) -> tuple[RankManifest, dict[str, Any]]:
     """Return the manifest as `decode_manifest` does, and the fields of its file."""
+    cache.allow(len(data))
     with in_file(key):
         raw = _value(_unseal(data, "manifest"))
         return manifest_of(raw, cache), raw
@@ -182,10 +188,7 @@ def _unseal(data: bytes, kind: str) -> bytes:
 
 
 def _value(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body, parse_constant=_no_constants)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField("its content is not JSON") from error
+    value = parsed(body, "the file")
     if type(value) is not dict:
         raise InvalidField(f"holds {type(value).__name__}, not an object")
     check_format(value)
@@ -205,10 +208,6 @@ def check_format(raw: dict[str, Any]) -> None:
         )
 
 
-def _no_constants(constant: str) -> float:
-    raise InvalidField(f"{constant} is not a JSON number")
-
-
 def _name(raw: dict[str, Any]) -> CheckpointName:
     return CheckpointName(*(integer(raw, part, 0, MAX_NUMBER - 1) for part in ("attempt", "step", "save")))
 
@@ -221,7 +220,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
     objects = objects_in(typed(raw, "objects", list), name, rank, world)
     level, missing = _level(raw, world)
     return RankManifest(
-        run_id=text(raw, "run_id", 128),
+        run_id=_run_id(raw),
         step=name.step,
         attempt=name.attempt,
         save=name.save,
@@ -230,7 +229,7 @@ def manifest_of(raw: dict[str, Any], cache: PackedCache) -> RankManifest:
         objects=objects,
         tensors=columns_in(raw.get("tensors"), objects, cache),
         state={name: cache.value(text) for name, text in typed(raw, "state", dict).items()},
-        environment=typed(raw, "environment", dict),
+        environment=shown(typed(raw, "environment", dict)),
         level=level,
         kind=word(raw, "kind", KINDS),
         incarnation=text(raw, "incarnation", 256),
@@ -265,13 +264,13 @@ def _digests(raw: dict[str, Any]) -> dict[str, int]:
 
 def _history(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the history. It is for people, so one of another form damages nothing."""
-    history = raw.get("history")
+    history = shown(raw.get("history"))
     return history if isinstance(history, dict) else {}
 
 
 def _suspect(raw: dict[str, Any]) -> str:
     """Return why the state is suspect. As with the history, no form of it damages anything."""
-    suspect = raw.get("suspect")
+    suspect = shown(raw.get("suspect"))
     return suspect[:_SUSPECT] if isinstance(suspect, str) else ""
 
 
@@ -282,7 +281,13 @@ def _left_out(raw: dict[str, Any]) -> tuple[str, ...]:
         type(each) is str and len(each) <= LEFT_OUT_LETTERS for each in found
     ):
         raise InvalidField(f"left_out must be up to {MOST_LEFT_OUT} texts")
-    return tuple(found)
+    return tuple(map(printable, found))
+
+
+def _run_id(raw: dict[str, Any]) -> str:
+    if not is_run_id(run_id := text(raw, "run_id", 128)):
+        raise InvalidField(f"run_id is {run_id!r}, which no run has")
+    return run_id
 
 
 def _marker(raw: dict[str, Any]) -> CommitMarker:
@@ -290,7 +295,7 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
     world = integer(raw, "world", 1, MAX_WORLD)
     level, missing = _level(raw, world)
     return CommitMarker(
-        run_id=text(raw, "run_id", 128),
+        run_id=_run_id(raw),
         step=name.step,
         attempt=name.attempt,
         save=name.save,
@@ -310,10 +315,10 @@ def _marker(raw: dict[str, Any]) -> CommitMarker:
 
 def _attempt(raw: dict[str, Any]) -> AttemptRecord:
     return AttemptRecord(
-        run_id=text(raw, "run_id", 128),
+        run_id=_run_id(raw),
         attempt=integer(raw, "attempt", 0, MAX_NUMBER - 1),
         incarnation=text(raw, "incarnation", 256),
         world=integer(raw, "world", 1, MAX_WORLD),
-        info=typed(raw, "info", dict),
+        info=shown(typed(raw, "info", dict)),
         created=seconds(raw, "created"),
     )

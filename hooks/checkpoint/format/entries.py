@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
 from typing import Any, TypeVar
 
+from ....providers.text import printable
 from .dtypes import ITEMSIZE
 from .keys import CheckpointName, parse_object_name
 from .manifest import ObjectEntry
 
 _MAX_DIMS = 64  # torch's own limit
 _MAX_NAME = 4096
+#: Levels of what is for people; a record of spotguard has six.
+_MAX_DEPTH = 32
 
 
 def objects_out(objects: tuple[ObjectEntry, ...]) -> list[dict[str, Any]]:
@@ -111,6 +115,40 @@ T = TypeVar("T")
 
 class InvalidField(Exception):
     """Error for a value that is not valid. `codec` turns it into a `CheckpointError` that names the key."""
+
+
+def parsed(data: bytes, what: str) -> Any:
+    """Return the JSON value in a file or in a part of it, which `what` names for the error."""
+    try:
+        return json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(f"the content of {what} is not JSON") from error
+
+
+def _no_constant(constant: str) -> float:
+    raise InvalidField(f"{constant} is not a JSON number")
+
+
+def record(data: bytes) -> dict[str, Any]:
+    """Return a record that people read; {} if it is damaged."""
+    try:
+        value = shown(json.loads(data))
+    except (ValueError, RecursionError):
+        return {}
+    return value if type(value) is dict else {}
+
+
+def shown(value: Any, depth: int = 0) -> Any:
+    """Return JSON for people: blanks for characters that a terminal obeys or that reorder others, and None for what is nested deep."""
+    if type(value) is str:
+        return printable(value, but="\n\t")
+    if type(value) not in (dict, list):
+        return value
+    if depth > _MAX_DEPTH:
+        return None
+    if type(value) is list:
+        return [shown(each, depth + 1) for each in value]
+    return {printable(name): shown(each, depth + 1) for name, each in value.items()}
 
 
 def typed(raw: dict[str, Any], name: str, kind: type[T]) -> T:

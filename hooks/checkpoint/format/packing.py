@@ -13,15 +13,21 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from operator import sub
+from operator import mul, sub
 from typing import Any
 
 from .columns import KEPT, ColumnCache, TensorColumns, TensorForms, TensorRun
-from .entries import InvalidField
+from .entries import InvalidField, parsed
 from .manifest import ObjectEntry, TensorEntry
 
-#: Most bytes of one column, decompressed: as many as `manifest.most_bytes` allows for all tensors.
-_MOST = 2**29
+#: Bytes of memory that the packed texts of one file may take: for any file, and for each byte of it. Equal numbers compress to a
+#: thousandth, but no two names are equal, and few CRCs: a tensor counts 800 bytes here, and has at least 8 in a large file.
+_FREE, _FOR_EACH = 96 * 2**20, 96
+#: Bytes that a chunk takes in its columns and in what follows from them, beside those for each of its dimensions.
+_CHUNK, _DIMENSION = 128, 72
+#: Bytes that JSON takes at most (Python 3.11): for each letter with the JSON itself, or with an escape that makes all letters of a text
+#: wide; and for each value.
+_LETTER, _WIDE, _OBJECT, _LIST, _ITEM = 3, 6, 200, 96, 56
 
 
 class PackedCache(ColumnCache):
@@ -32,6 +38,23 @@ class PackedCache(ColumnCache):
         self._texts: dict[tuple[str, str], Any] = {}
         #: The texts that a second manifest had, since the cache was last full.
         self._repeated: set[tuple[str, str]] = set()
+        self._left = _FREE
+
+    def allow(self, size: int) -> None:
+        """Let the texts of the next file take as much memory as a file of this size may need."""
+        self._left = _FREE + _FOR_EACH * size
+
+    def spend(self, nbytes: int) -> None:
+        """Count memory before it is taken.
+
+        Raises:
+            InvalidField: the file would take more than `allow` lets it.
+        """
+        self._left -= nbytes
+        if self._left < 0:
+            raise InvalidField(
+                "its packed values take too much memory for a file of its size; register large lists as tensors"
+            )
 
     def packed_forms(self, text: Any) -> TensorForms:
         """Return the forms that `pack` has packed, the same object for equal texts."""
@@ -52,32 +75,37 @@ class PackedCache(ColumnCache):
             repeated: other ranks are likely to have the same text.
         """
         if (known := self._known("json", text)) is None:
-            try:
-                known = json.loads(_unpack(text), parse_constant=_no_constant)
-            except (ValueError, RecursionError) as error:
-                raise InvalidField("the content of a packed value is not JSON") from error
+            raw = _unpack(text, self._left // _LETTER)
+            letters = (_WIDE if b"\\u" in raw else _LETTER) * len(raw)
+            values = _OBJECT * raw.count(b"{") + _LIST * raw.count(b"[") + _ITEM * raw.count(b",")
+            if not raw.isascii():
+                raise InvalidField("the content of a packed value is not ASCII")
+            self.spend(letters + values)
+            known = parsed(raw, "a packed value")
             if repeated:
                 self._keep("json", text, known)
         return known
 
-    def numbers(self, text: Any, code: str, *, repeated: bool = True) -> array[int]:
-        """Return the numbers that `pack_numbers` has packed.
+    def numbers(self, text: Any, code: str, count: int, *, repeated: bool = True) -> array[int]:
+        """Return the numbers that `pack_numbers` has packed. The caller has counted their memory.
 
         Args:
             text: the text.
             code: type code of `array`.
+            count: how many they must be.
             repeated: other ranks are likely to have the same text.
         """
         known: array[int] | None = self._known(code, text) if repeated else None
         if known is None:
-            raw, known = _unpack(text), array(code)
-            if len(raw) % known.itemsize:
-                raise InvalidField("a column of numbers is truncated")
-            known.frombytes(raw)
+            known = array(code)
+            raw = _unpack(text, count * known.itemsize)
+            known.frombytes(raw[: len(raw) - len(raw) % known.itemsize])
             if sys.byteorder == "big":
                 known.byteswap()
             if repeated:
                 self._keep(code, text, known)
+        if len(known) != count:
+            raise InvalidField(f"a column has {len(known)} numbers in place of {count}")
         return known
 
     def _known(self, kind: str, text: Any) -> Any:
@@ -141,17 +169,16 @@ def _run_in(raw: Any, objects: Sequence[ObjectEntry], cache: PackedCache) -> Ten
     if type(raw) is not dict:
         raise InvalidField("tensors must be a list of columns")
     forms = cache.packed_forms(raw.get("forms"))
-    starts = cache.numbers(raw.get("starts"), "q", repeated=False)
-    counts = cache.numbers(raw.get("counts"), "I")
-    if sum(counts) != len(starts):
-        raise InvalidField(f"there are {len(starts)} chunks, but the counts add up to {sum(counts)}")
+    counts = cache.numbers(raw.get("counts"), "I", len(forms.names))
+    chunks, dims = sum(counts), sum(map(mul, counts, map(len, forms.shapes)))
+    cache.spend(_CHUNK * chunks + _DIMENSION * dims)
     run = TensorRun(
         cache.layout(forms, counts),
-        _narrow(cache.numbers(raw.get("offsets"), "q", repeated=False)),
-        cache.numbers(raw.get("sizes"), "q"),
-        cache.numbers(raw.get("objects"), "I"),
-        _summed(starts),
-        cache.numbers(raw.get("crc32"), "I", repeated=False),
+        _narrow(cache.numbers(raw.get("offsets"), "q", dims, repeated=False)),
+        cache.numbers(raw.get("sizes"), "q", dims),
+        cache.numbers(raw.get("objects"), "I", chunks),
+        _summed(cache.numbers(raw.get("starts"), "q", chunks, repeated=False)),
+        cache.numbers(raw.get("crc32"), "I", chunks, repeated=False),
     )
     run.check(objects)
     return run
@@ -191,18 +218,14 @@ def pack_numbers(code: str, numbers: Iterable[int]) -> str:
     return base64.b64encode(zlib.compress(column.tobytes(), 6)).decode("ascii")
 
 
-def _unpack(text: Any) -> bytes:
+def _unpack(text: Any, most: int) -> bytes:
     if type(text) is not str:
         raise InvalidField(f"a column is {type(text).__name__}, not text")
     inflate = zlib.decompressobj()
     try:
-        raw = inflate.decompress(base64.b64decode(text, validate=True), _MOST)
+        raw = inflate.decompress(base64.b64decode(text, validate=True), most + 1)
     except (ValueError, zlib.error) as error:
         raise InvalidField("a column is not compressed text") from error
-    if not inflate.eof or inflate.unused_data:
-        raise InvalidField(f"a column is truncated, or has more than {_MOST} bytes")
+    if not inflate.eof or inflate.unused_data or len(raw) > most:
+        raise InvalidField(f"a column is truncated, or has more than {most} bytes")
     return raw
-
-
-def _no_constant(constant: str) -> float:
-    raise InvalidField(f"{constant} is not a JSON number")

@@ -5,7 +5,6 @@ No request is made for each checkpoint: a run may have thousands. Their steps an
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from spotguard.hooks.arguments import extras_worth
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker
+from spotguard.hooks.checkpoint.format.entries import record
 from spotguard.hooks.checkpoint.format.keys import (
     MARKER,
     attempts_prefix,
@@ -337,7 +337,6 @@ def _alarm(kind: str, attempt: int, key: str) -> str:
 
 def _json(store: BlobStore, key: str) -> dict[str, Any]:
     try:
-        value = json.loads(store.get(key))
-    except (NotFoundError, ValueError, RecursionError):
+        return record(store.get(key))
+    except NotFoundError:
         return {}
-    return value if isinstance(value, dict) else {}

@@ -91,6 +91,16 @@ def test_begin_anew_is_spent_once(monkeypatch: pytest.MonkeyPatch) -> None:
         start(store)
 
 
+@pytest.mark.parametrize("record", [b"", b"[" * 100_000, b"[7]", b'{"newest": 7}'], ids=len)
+def test_a_damaged_record_of_begin_anew_forgives_nothing(record: bytes) -> None:
+    store = FakeStore()
+    train(store)
+    damage(store, ".json")
+    store.objects[anew_key("run")] = record
+    with pytest.raises(AllDamagedError, match="every checkpoint of run run"):
+        start(store)
+
+
 def test_leftovers_of_a_save_alone_do_not_refuse() -> None:
     """A first save that never ended left objects, and no manifest."""
     store = FakeStore()

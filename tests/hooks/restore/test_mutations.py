@@ -15,6 +15,7 @@ import logging
 import random
 import resource
 import zlib
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from spotguard.cli.select_checkpoint import Target
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, find_whole
 from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import manifest_name
-from spotguard.hooks.checkpoint.format.packing import PackedCache, pack_numbers
+from spotguard.hooks.checkpoint.format.packing import pack_numbers
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.providers.errors import StateError
@@ -152,14 +153,17 @@ _NUMBERS_OF = {"counts": "I", "offsets": "q", "sizes": "q", "objects": "I", "sta
 
 def unpacked(manifest: Any) -> Any:
     """The manifest with its trees, and with its columns as lists."""
-    cache = PackedCache()
     runs = [
-        {"forms": cache.value(run["forms"])}
-        | {name: cache.numbers(run[name], code).tolist() for name, code in _NUMBERS_OF.items()}
+        {"forms": json.loads(_inflated(run["forms"]))}
+        | {name: array(code, _inflated(run[name])).tolist() for name, code in _NUMBERS_OF.items()}
         for run in manifest["tensors"]
     ]
-    state = {name: cache.value(packed) for name, packed in manifest["state"].items()}
+    state = {name: json.loads(_inflated(packed)) for name, packed in manifest["state"].items()}
     return {**manifest, "tensors": runs, "state": state}
+
+
+def _inflated(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
 
 
 def packed(manifest: Any) -> Any:

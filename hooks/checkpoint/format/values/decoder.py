@@ -260,8 +260,14 @@ def _fraction(decoder: Decoder, raw: dict[str, Any], depth: int) -> Fraction:
     return Fraction(_hex(parts[0]), below)
 
 
+def _class_name(text: Any) -> str:
+    if not exactly(text, str).isprintable():
+        raise Malformed(f"a class of the name {text[:40]!r}")
+    return str(text)
+
+
 def _object(decoder: Decoder, raw: dict[str, Any], depth: int) -> SavedObject:
-    kind, cls = exactly(raw["kind"], str), exactly(raw["class"], str)
+    kind, cls = exactly(raw["kind"], str), _class_name(raw["class"])
     if kind not in KINDS:
         raise Malformed(f"an object of kind {kind[:40]!r}")
     return SavedObject(kind, cls, decoder.decode(raw["value"], depth))
@@ -292,5 +298,5 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "Decimal": _decimal,
     "Fraction": _fraction,
     "object": _object,
-    "unsaved": lambda decoder, raw, depth: UnsavedValue(exactly(raw["type"], str)),
+    "unsaved": lambda decoder, raw, depth: UnsavedValue(_class_name(raw["type"])),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spotguard.hooks.checkpoint.format.entries import record
 from spotguard.hooks.ipc.protocol import FAILURE
 from spotguard.providers.errors import SpotguardError
 
@@ -103,14 +104,14 @@ def preemptions(store: Any, run_id: str, before: int) -> list[PastPreemption]:
             if not (number.isdigit() and int(number) < before):
                 continue
             try:
-                record = json.loads(store.get(info.key, timeout=_STORE_TIMEOUT))
-                notice = record["notice"]
+                told = record(store.get(info.key, timeout=_STORE_TIMEOUT))
+                notice = told["notice"]
                 past = PastPreemption(
-                    int(number), notice["kind"], notice["source"], record["step"], record["ended"],
-                    record["committed"], record["level"], record["reason"], record["bytes"],
-                    record.get("seconds"), record.get("seconds_to_commit"),
+                    int(number), notice["kind"], notice["source"], told["step"], told["ended"],
+                    told["committed"], told["level"], told["reason"], told["bytes"],
+                    told.get("seconds"), told.get("seconds_to_commit"),
                 )  # fmt: skip
-            except (ValueError, KeyError, TypeError) as error:
+            except (KeyError, TypeError) as error:
                 log.debug("%s is no outcome record: %r", info.key, error)
                 continue
             earlier = found.get(past.attempt)

@@ -14,7 +14,7 @@ from spotguard.hooks.arguments import in_words
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, lacks
-from spotguard.providers.text import amount, count
+from spotguard.providers.text import amount, count, printable
 
 from ...output import add_json, console, moment, print_json
 from ...select_checkpoint import add_target, target
@@ -115,7 +115,7 @@ def _show(body: dict[str, Any]) -> None:
         out.print(f"  written by each rank: {amount(min(shares))} to {amount(max(shares))}")
     for name, value in body["environment"].items():
         out.print(f"  {name}: {value}")
-    out.print(f"  state: {', '.join(body['state']) or '-'}")
+    out.print(f"  state: {', '.join(map(printable, body['state'])) or '-'}")
     out.print(Padding(_table(body["tensors"]), (0, 0, 0, 2), expand=False))
 
 
@@ -127,7 +127,7 @@ def _table(tensors: list[dict[str, Any]]) -> Table:
         stored = "" if tensor["stored"] == tensor["dtype"] else f" as {tensor['stored']}"
         shape = "x".join(map(str, tensor["shape"])) or "scalar"
         size, chunks = amount(tensor["bytes"]), str(tensor["chunks"])
-        table.add_row(tensor["name"], tensor["dtype"] + stored, shape, size, chunks)
+        table.add_row(printable(tensor["name"]), tensor["dtype"] + stored, shape, size, chunks)
     return table
 
 
