@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import os
 import weakref
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..providers.clock import SystemClock
 from ..providers.errors import UsageError
 from ..providers.optional_deps import how_to_install
 from ..providers.stores.factory import open_store
-from .arguments import name_the_speaker, without_our_frames
+from .arguments.settings import Settings, agent_socket, launched_world, launcher_serves_store, plan_path
+from .arguments.speaker import name_the_speaker, without_our_frames
 
 if TYPE_CHECKING:
     from ..providers.clock import Clock
+    from .consensus.channel import Channel
     from .guard import Guard
     from .recorder.guard import GuardRecorder
     from .recorder.plan import LifePlan
 
 #: Weak: an open guard is held by `atexit`, and a closed one must not hold the state.
 _current: weakref.ref[Guard] | None = None
-
-#: Behind the name of a run in which `spotguard simulate failure` lets a failure happen.
-SIMULATED = "-simulated"
 
 
 @without_our_frames
@@ -63,10 +64,10 @@ def register(
     global _current
     name_the_speaker()
     try:  # imported here so that a script without torch gets an install hint instead of a failed import
-        from .arguments import given_store, run_name
         from .consensus.process_group import join
         from .consensus.topology import this_machine
         from .guard import Guard
+        from .restore.collective import cannot_begin
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy"):
             raise
@@ -88,35 +89,46 @@ def register(
             f"store={given!r} would be saved as a value: pass the store first and without a name, as in "
             f"register({given!r}, model=model)"
         )
-    plan = _plan()
-    opened = open_store(given_store(store) if plan is None else plan.store)
-    run, clock = run_name(run_id if plan is None else plan.run_id), SystemClock()
-    if simulated := os.environ.get("SPOTGUARD_SIMULATED_FAILURE"):
-        run = f"{run}{SIMULATED}"  # what a failure leaves, wrong weights included, is not to be resumed from
-    channel = join(this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode(), clock)
-    if channel is not None:
+    clock = SystemClock()
+
+    def met() -> Channel | None:
+        machine = this_machine(agent_socket()).encode()
+        return join(machine, clock, launched_world(), served=launcher_serves_store())
+
+    try:
+        plan = _plan()
+        settings = Settings.of(*((store, run_id) if plan is None else (plan.store, plan.run_id)))
+        opened = open_store(settings.store)
+    except Exception as error:
+        if (channel := met()) is not None:  # the other ranks would wait for this one, and name a wrong reason
+            cannot_begin(channel, error)
+        raise
+    if (channel := met()) is not None:
         name_the_speaker(channel.rank)
     if plan is None:
-        guard = Guard(opened, run, state, clock, channel)
+        guard = Guard(opened, settings.run_id, state, clock, channel, settings)
     else:
+        # The script may have set both. A stage outlives the run, and the recorder itself requests background checkpoints.
+        settings = replace(settings, stage=Path(plan.stage) if plan.stage else None, every="off")
         from .recorder.guard import RecordedGuard
 
         guard = RecordedGuard(
             _recorder(plan, state, clock),
             plan,
             opened,
-            run,
+            settings.run_id,
             state,
             clock,
             channel,
+            settings,
             said=(None if store is None else os.fspath(store), run_id),
         )
     _current = weakref.ref(guard)
-    if simulated:
+    if settings.simulated:
         from .recorder import simulated_failure
 
         world = 1 if channel is None else channel.world
-        simulated_failure.begin(guard.view.rank, world, guard.view.completed)
+        simulated_failure.begin(settings.simulated, guard.view.rank, world, guard.view.completed)
     return guard
 
 
@@ -136,8 +148,8 @@ def _plan() -> LifePlan | None:
 
     The plan's store and run id replace the script's.
     """
-    if not os.environ.get("SPOTGUARD_PROVE"):
+    if not (path := plan_path()):
         return None
-    from .recorder.plan import plan_of
+    from .recorder.plan import LifePlan
 
-    return plan_of()
+    return LifePlan.read(Path(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from ...providers.errors import (
@@ -44,13 +45,25 @@ _ERRORS: dict[str, type[SpotguardError]] = {
 _T = TypeVar("_T", int, str)
 
 
-def result_of_first_rank(channel: Channel, ask: Callable[[], _T]) -> _T:
-    """Call `ask` on the first rank and return its result on all ranks. If it fails, all ranks raise its error."""
+def result_of_first_rank(
+    channel: Channel, ask: Callable[[], _T], patience: float = PATIENCE, *, silence: float | None = None
+) -> _T:
+    """Call `ask` on the first rank and return its result on all ranks. If it fails, all ranks raise its error.
+
+    Args:
+        ask: the question.
+        patience: seconds until the result must be there.
+        silence: seconds without a beat of the first rank after which it counts as dead; None: it sends no beats.
+    """
     mine: bytes | None = None
     error: Exception | None = None
     if channel.rank == 0:
-        mine, error = _tried(ask)
-    answer = json.loads(channel.meetings.tell(mine, PATIENCE))
+        with nullcontext() if silence is None else channel.meetings.beating():
+            mine, error = _tried(ask)
+    if silence is None:
+        answer = json.loads(channel.meetings.tell(mine, patience))
+    else:
+        answer = json.loads(channel.meetings.gather(mine or b"", patience, silence=silence)[0])
     if error is not None:
         raise error
     if "error" in answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any, cast
 
 from ...providers.clock import Clock
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 
-def join(machine: str, clock: Clock) -> Channel | None:
+def join(machine: str, clock: Clock, world: str = "1", *, served: bool = False) -> Channel | None:
     """Meet the other ranks of the default process group, and return the channel to them; None if this process is alone.
 
     The training threads of all ranks call it at once, and it makes one small collective.
@@ -26,6 +25,8 @@ def join(machine: str, clock: Clock) -> Channel | None:
     Args:
         machine: a token of this machine, the same for all ranks that run on it.
         clock: the time.
+        world: the number of processes as their launcher has set it.
+        served: whether the launcher serves the job's store. Else the first rank's process does, unless it is a file.
 
     Raises:
         UsageError: there are other ranks and no process group yet, or the ranks run different versions.
@@ -34,7 +35,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
-        if (world := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        if world != "1":
             raise UsageError(
                 f"WORLD_SIZE is {world}, but there is no process group: call "
                 "torch.distributed.init_process_group() before spotguard.register() [SG403]"
@@ -54,7 +55,7 @@ def join(machine: str, clock: Clock) -> Channel | None:
         machine,
         clock,
         meet=_meet,
-        hosts=rank == 0 and _hosted(store),
+        hosts=rank == 0 and _hosted(store, served),
         second=None if (tcp := _over_tcp(store)) is None else BesideStore(tcp, world_size),
     )
 
@@ -91,10 +92,6 @@ def _over_tcp(store: object) -> TCPStore | None:
     return store if isinstance(store, TCPStore) else None
 
 
-def _hosted(store: object) -> bool:
-    """Return whether the first rank's process serves the store.
-
-    It does, unless its launcher serves the store and has set the variable for that
-    (`torch.distributed.rendezvous._torchelastic_use_agent_store`).
-    """
-    return _over_tcp(store) is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+def _hosted(store: object, served: bool) -> bool:
+    """Return whether the first rank's process serves the store."""
+    return _over_tcp(store) is not None and not served

@@ -12,7 +12,8 @@ from functools import partial
 from ...providers.clock import SystemClock
 from ...providers.errors import UsageError
 from ...providers.notice import Notice, NoticeKind
-from ..arguments import default_run_id, name_the_speaker
+from ..arguments.settings import agent_socket, plan_path, run_name
+from ..arguments.speaker import name_the_speaker
 from ..ipc import protocol
 from ..ipc.client import SocketClient
 from ..ipc.interpreter_lock import Hurry
@@ -60,9 +61,8 @@ class NoticeCallback:
         join_ended()
 
     def _hello(self) -> protocol.Register:
-        run_id = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
         return protocol.Register(
-            pid=os.getpid(), run_id=run_id, name=os.path.basename(sys.argv[0] or "python")
+            pid=os.getpid(), run_id=run_name(None), name=os.path.basename(sys.argv[0] or "python")
         )
 
     def _position(self) -> protocol.Position:
@@ -144,6 +144,6 @@ def on_notice(fn: Callable[[Notice], object]) -> Callable[[Notice], object]:
     if not callable(fn):
         raise UsageError(f"on_notice() got {fn!r}: pass a function of one argument, the notice")
     # `spotguard prove` plays notices of its own, and must not touch the files that the function would save.
-    if (socket := os.environ.get("SPOTGUARD_SOCKET", "")) and not os.environ.get("SPOTGUARD_PROVE"):
+    if (socket := agent_socket()) and not plan_path():
         NoticeCallback(fn, socket)
     return fn

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore
-from ..arguments import without_our_frames
+from ..arguments.settings import Settings
+from ..arguments.speaker import without_our_frames
 from ..consensus.channel import Channel
 from ..control.ending.sigterm import Preempted
 from ..ipc import protocol
@@ -62,11 +63,14 @@ class Guard:
         state: dict[str, Any],
         clock: Clock,
         channel: Channel | None = None,
+        settings: Settings | None = None,
     ) -> None:
         callbacks = GuardCallbacks(
             lambda: registration(parts), self._position, self._counted, self._preemption_ended, self.leave
         )
-        parts = self._parts = GuardParts(store, run_id, state, clock, channel, callbacks)
+        parts = self._parts = GuardParts(
+            store, run_id, state, clock, channel, callbacks, settings or Settings.of(run_id=run_id)
+        )
         #: The parts that the boundary passes, and those that several methods use.
         self._gate, self._state = parts.gate, parts.state
         self._losses, self._metrics = parts.losses, parts.metrics

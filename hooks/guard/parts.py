@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore, StoreMovement
 from ...providers.text import TEXT, clip
-from ..arguments import for_one_process, kept, stage_folder, yes
+from ..arguments.settings import Settings, agent_socket, for_one_process
 from ..checkpoint.format.keys import CheckpointName
 from ..checkpoint.history import AttemptHistory
 from ..checkpoint.local_stage import Stage
@@ -76,9 +75,9 @@ class GuardParts:
         clock: the clock.
         channel: this rank's channel to the other ranks; None in a job of one process.
         callbacks: what the parts call.
+        settings: how this process was told to do it.
 
     Raises:
-        UsageError: a setting in the environment cannot be used.
         StateError: a value cannot be saved.
     """
 
@@ -90,7 +89,9 @@ class GuardParts:
         clock: Clock,
         channel: Channel | None,
         callbacks: GuardCallbacks,
+        settings: Settings,
     ) -> None:
+        self.settings = settings
         self.store, self.run_id, self.clock, self.channel = store, run_id, clock, channel
         self._callbacks = callbacks
         self.rank, self.world = (0, 1) if channel is None else (channel.rank, channel.world)
@@ -107,9 +108,8 @@ class GuardParts:
         self.losses = LossWatch(self.rank, self.world, f"spotguard ls {store.url} --run-id {run_id}")
         self.metrics = ScriptMetrics()
         self.damage = FoundDamage(self._found_damage)
+        self.schedule = CheckpointSchedule(settings.every, clock.monotonic())
         try:
-            # Checked before `State` hooks the optimizers, so that a refused setting leaves no hook behind.
-            self.schedule = CheckpointSchedule(os.environ.get("SPOTGUARD_EVERY", "auto"), clock.monotonic())
             self.state = State(
                 state,
                 gate.before_change,
@@ -118,6 +118,7 @@ class GuardParts:
                 rank=self.rank,
                 world=self.world,
             )
+            self.nbytes = self.state.expected_bytes()
         except Exception as error:
             if channel is not None:
                 cannot_begin(channel, error)
@@ -135,27 +136,26 @@ class GuardParts:
         """Have the agent, the store and the other ranks admit this process. Claim its attempt, and make the other parts.
 
         Raises:
-            UsageError: the agent refuses this process, a setting cannot be used, or two ranks have different ones.
+            UsageError: the agent refuses this process, or two ranks have different settings.
             StateError: two tensors of the job have one name.
             StoreError: the store cannot be used.
         """
-        self.nbytes = self.state.expected_bytes()
-        keep = kept("SPOTGUARD_KEEP")
-        self.startup = Startup(self.store, self.run_id, self.clock, self.channel, self.proof)
+        settings = self.settings
+        self.startup = Startup(self.store, self.run_id, self.clock, self.channel, self.proof, settings)
         self.startup.meet(self.state)
         # Connect to the agent and check access before the claim: the attempt of a refused process would fence the accepted one.
-        self.startup.admit(lambda: self.agent.connect(os.environ.get("SPOTGUARD_SOCKET", "")))
+        self.startup.admit(lambda: self.agent.connect(agent_socket()))
         alone = self.channel is None
-        folder = for_one_process("SPOTGUARD_STAGE", stage_folder(), alone)
+        folder = for_one_process("SPOTGUARD_STAGE", settings.stage, alone)
         self.stage = self.startup.stage = None if folder is None else Stage(folder, self.run_id, self.nbytes)
         attempt = self.startup.claim()
-        lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", yes("SPOTGUARD_LOSSY_MOMENTS"), alone))
+        lossy = bool(for_one_process("SPOTGUARD_LOSSY_MOMENTS", settings.lossy, alone))
         self.checkpointer = Checkpointer(
             self.store,
             self.run_id,
             attempt,
             clock=self.clock,
-            keep=keep,
+            keep=settings.keep,
             rank=self.rank,
             world=self.world,
             incarnation="" if self.channel is None else self.channel.incarnation,

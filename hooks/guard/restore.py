@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...providers.errors import UsageError
-from ..arguments import completed_steps
+from ..arguments.settings import completed_steps
 from ..checkpoint.format.keys import check_run_id
 from ..restore.restore import Restored
 from .call_place import CallPlace

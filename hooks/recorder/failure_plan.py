@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -34,8 +33,8 @@ class FailurePlan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, env: Mapping[str, str]) -> FailurePlan:
-        return cls(**json.loads(env[VARIABLE]))
+    def of(cls, text: str) -> FailurePlan:
+        return cls(**json.loads(text))
 
     def time(self, number: int) -> Path:
         """The mark of one time, from the moment at which it begins. It holds the pid of the process."""

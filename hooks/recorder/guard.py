@@ -13,6 +13,7 @@ from typing import Any
 
 from ...providers.clock import Clock
 from ...providers.stores.base import BlobStore
+from ..arguments.settings import Settings
 from ..commit.plan.partitioner import ALL_STAY
 from ..consensus.channel import Channel
 from ..guard import Guard
@@ -100,6 +101,7 @@ class RecordedGuard(Guard):
         state: dict[str, Any],
         clock: Clock,
         channel: Channel | None = None,
+        settings: Settings | None = None,
         *,
         said: tuple[str | None, str | None] = (None, None),
     ) -> None:
@@ -108,11 +110,8 @@ class RecordedGuard(Guard):
         Args:
             said: the store and the run id that the script passed.
         """
-        # The script may have set both. A stage outlives the run, and the recorder itself requests background checkpoints.
-        os.environ["SPOTGUARD_STAGE"] = plan.stage
-        os.environ["SPOTGUARD_EVERY"] = "off"
         self._recorder = recorder
-        super().__init__(store, run_id, state, clock, channel)
+        super().__init__(store, run_id, state, clock, channel, settings)
         self._recorder.begin(
             self, self._parts.rank, self._parts.world, " ".join(each or "-" for each in said)
         )

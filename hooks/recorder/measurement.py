@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import dataloader
 
 from ...providers.clock import Clock
+from ..arguments.settings import ranks_here
 from ..ipc.failures.thread_place import phase_now
 from ..ipc.notice import PreemptionNotice
 from ..ipc.threads import StandingThread
@@ -134,8 +135,7 @@ class RunMeasurement(GuardRecorder):
 
     def _has_room(self, guard: RecordedGuard) -> bool:
         free = shutil.disk_usage(self._plan.folder).free
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        needed = _CHECKPOINTS * guard.share * ranks
+        needed = _CHECKPOINTS * guard.share * ranks_here()
         if needed > free:
             self._full = True
             self._write("full", free=free, needed=needed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,9 +74,3 @@ class LifePlan:
         A process that a launcher restarts thereby does not act twice.
         """
         return Path(self.folder, "acted")
-
-
-def plan_of() -> LifePlan | None:
-    """Return the plan of this process; None if neither `spotguard prove` nor `spotguard doctor --trial` started it."""
-    path = os.environ.get(VARIABLE, "")
-    return LifePlan.read(Path(path)) if path else None

@@ -117,7 +117,8 @@ def restore_together(
     with _shelf(channel, store) as shelf:
         pick = _Pick(shelf, run_id, choice, damages)
         while True:
-            picked = result_of_first_rank(channel, pick.next)
+            # With `--begin-anew` the first rank verifies every byte of each checkpoint before the next one.
+            picked = result_of_first_rank(channel, pick.next, _READING, silence=_SILENCE)
             if picked == _AGAIN:
                 continue
             first, *stand_ins = picked.split(" ")

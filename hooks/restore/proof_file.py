@@ -27,12 +27,11 @@ from typing import Any
 
 from ...providers.redaction import redacted
 from ...providers.text import clip
+from ..arguments.settings import is_trial, launched_world
 
 #: The directory of the file, beside the script.
 FOLDER = ".spotguard"
 _FORMAT = 1
-#: Environment variables of a trial by `spotguard prove`, `doctor --trial` or `simulate failure`. A trial is no run to be proven.
-_OF_TRIALS = ("SPOTGUARD_PROVE", "SPOTGUARD_SIMULATED_FAILURE")
 #: Directories of installed packages, whose versions stand for them.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 #: Modules of spotguard's own, and those of the environment: versions stand for them.
@@ -123,7 +122,7 @@ def judged(registered: Mapping[str, Any]) -> str:
         registered: the registered values, by name.
     """
     script = own_script()
-    if not script or any(map(os.environ.get, _OF_TRIALS)):
+    if not script or is_trial():  # a trial is no run to be proven
         return ""
     folder, name = os.path.split(script)
     try:
@@ -153,7 +152,7 @@ def command() -> str:
     """Return the command that proves the script of this process, with COMMAND for what nobody would type."""
     python, *words = sys.orig_argv
     own = shlex.join([os.path.basename(python), *redacted(words)])
-    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    several = launched_world() != "1"
     typed = any(map(_TYPED_CODE.fullmatch, takewhile(lambda word: word.startswith("-"), words)))
     unfit = several or typed or len(own) > _SHOWN or not own.isprintable()
     return f"spotguard prove -- {'COMMAND' if unfit else own}"

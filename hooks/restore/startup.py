@@ -19,7 +19,8 @@ from ...providers.clock import Clock
 from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments import extras_worth, is_set_up, launchers, skipped_until, yes
+from ..arguments.settings import Settings, agent_socket, is_under_run
+from ..arguments.speaker import is_set_up
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.entries import record
 from ..checkpoint.format.keys import failures_prefix, outcomes_prefix
@@ -33,10 +34,8 @@ from ..ipc.failure_classes import (
     CLASSES,
     FAILURES,
     LEAVES_FOR_STALL,
-    RECOVERED,
     counts_of,
     larger_counts,
-    rules_of_text,
 )
 from ..ipc.threads import side_by_side
 from ..state.state import State
@@ -59,27 +58,28 @@ class Startup:
     """
 
     def __init__(
-        self, store: BlobStore, run_id: str, clock: Clock, channel: Channel | None, proof: str = ""
+        self,
+        store: BlobStore,
+        run_id: str,
+        clock: Clock,
+        channel: Channel | None,
+        proof: str = "",
+        settings: Settings | None = None,
     ) -> None:
         self._store = store
         self._run_id = run_id
         self._clock = clock
         self._channel = channel
         self._proof = proof
-        self._extras_worth = extras_worth()
-        self._anew = yes("SPOTGUARD_BEGIN_ANEW")
+        self._settings = settings = settings or Settings.of(run_id=run_id)
         #: This run's stage on this machine; None if it has none.
         self.stage: Stage | None = None
-        #: What `--recover` does for each class, and how often it has, as this machine's agent told. Another run of the same command
-        #: has its own failures.
-        own = os.environ.get("SPOTGUARD_RUN_ID") == run_id
-        self._rules = rules_of_text(os.environ.get(RECOVERED, "")) if own else {}
         #: How often each class of failure has ended this run, by all agents and the store. Empty if no agent has a rule.
         self.failures: dict[str, int] = {}
         #: The fingerprints and steps of the errors at which the attempt before left its machine: its agent is gone.
         self.errors: frozenset[tuple[str, int]] = frozenset()
         #: The first step behind the data that made values wrong; 0 for none.
-        self.skip_until = skipped_until(run_id)
+        self.skip_until = settings.skip_until
 
     def meet(self, state: State) -> None:
         """Check that all ranks name the same run and store, and that each name means one tensor on all of them.
@@ -105,7 +105,7 @@ class Startup:
         def ask() -> list[Any]:
             connect()
             probe(self._patient("Training was not started"), self._run_id)
-            return [{kind: count for kind, (_, count) in self._rules.items()}, self.skip_until]
+            return [{kind: count for kind, (_, count) in self._settings.rules.items()}, self.skip_until]
 
         # Each machine's agent decides by itself, so one may know more than the others.
         for counts, skip in [ask()] if self._channel is None else results_of_all_ranks(self._channel, ask):
@@ -119,9 +119,9 @@ class Startup:
             StoreError: the store failed.
         """
         words = redacted(sys.orig_argv)  # every reader of the store can read it, at any later time
-        info = {"pid": os.getpid(), "command": words, "launchers": launchers(os.environ)}
+        info = {"pid": os.getpid(), "command": words, "launchers": self._settings.launchers}
         here = (
-            [this_machine(os.environ.get("SPOTGUARD_SOCKET", "")).encode()]
+            [this_machine(agent_socket()).encode()]
             if self._channel is None
             else [*dict.fromkeys(self._channel.machines)]
         )
@@ -134,7 +134,7 @@ class Startup:
             info["proof"] = self._proof
         store = self._patient("Training was not started")
         if self.failures:
-            leaves = [kind for kind, (action, _) in self._rules.items() if action == "leave"]
+            leaves = [kind for kind, (action, _) in self._settings.rules.items() if action == "leave"]
             earlier = self._ask(
                 lambda: json.dumps(
                     [
@@ -174,16 +174,32 @@ class Startup:
             self._ask(partial(say_what_stays_behind, store, self._run_id, run_id))
         choice = CheckpointChoice(
             step,
-            self._extras_worth,
+            self._settings.extras_worth,
             SavesInFlight(store, run_id, self._clock),
             good_first=self.skip_until > 0,
         )
         if self._channel is not None:
             return restore_together(
-                self._channel, store, run_id, state, choice, must=other, anew=self._anew, report=report
+                self._channel,
+                store,
+                run_id,
+                state,
+                choice,
+                must=other,
+                anew=self._settings.begin_anew,
+                report=report,
             )
         stage = None if other else self.stage
-        return restore(store, run_id, state, choice, must=other, stage=stage, anew=self._anew, report=report)
+        return restore(
+            store,
+            run_id,
+            state,
+            choice,
+            must=other,
+            stage=stage,
+            anew=self._settings.begin_anew,
+            report=report,
+        )
 
     def _ask(self, what: Callable[[], _T]) -> _T:
         return what() if self._channel is None else result_of_first_rank(self._channel, what)
@@ -290,7 +306,7 @@ class StartupMessages:
             return
         text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
         # An agent that runs as a service writes to the machine's journal, which does not show at this terminal.
-        by_run = guarded and bool(os.environ.get("SPOTGUARD_PARENT"))
+        by_run = guarded and is_under_run()
         text = f"{text} in {self._url}"
         if attempt == 1 and not is_exact(self._proof):
             if is_verdict(self._proof):

@@ -351,7 +351,7 @@ def test_the_names_are_those_of_a_bare_register(tmp_path: Path) -> None:
     """A job that was trained without `run` is resumed under it, and the other way round."""
     (tmp_path / "train.py").write_text(
         "import os, sys\n"
-        "from spotguard.hooks.arguments import default_run_id, default_store\n"
+        "from spotguard.hooks.arguments.names import default_run_id, default_store\n"
         "here = os.getcwd()\n"
         "said = os.environ['SPOTGUARD_RUN_ID'], os.environ['SPOTGUARD_STORE']\n"
         "assert said == (default_run_id(sys.orig_argv, here, os.environ), default_store(here)), said\n"

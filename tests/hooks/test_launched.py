@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spotguard.hooks.arguments import in_words, launchers
+from spotguard.hooks.arguments.names import in_words, launchers
 from spotguard.hooks.checkpoint.attempts import attempt_record, claim_attempt
 from spotguard.hooks.checkpoint.format.keys import attempt_key
 from tests.fakes.store import FakeStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.hooks.arguments import default_run_id, slurm_job
+from spotguard.hooks.arguments.names import default_run_id, slurm_job
 
 COMMAND = ["python", "train.py", "--lr", "0.1"]
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-2]"}

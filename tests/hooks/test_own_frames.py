@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from spotguard.hooks.arguments import without_our_frames
+from spotguard.hooks.arguments.speaker import without_our_frames
 from spotguard.providers.errors import CheckpointError, NotFoundError, SpotguardError, StateError, UsageError
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 #: A script that logs at every level, after `{}`.
 LOGS = """
 import logging
-from spotguard.hooks.arguments import name_the_speaker
+from spotguard.hooks.arguments.speaker import name_the_speaker
 {}
 for logger in (logging.getLogger("spotguard"), logging.getLogger("spotguard.providers")):
     logger.info("quiet")
@@ -76,7 +76,7 @@ def test_the_scripts_own_logging_decides(setting: str, shown: str) -> None:
 
 def test_the_traceback_of_an_error_follows_its_line() -> None:
     code = (
-        "import logging\nfrom spotguard.hooks.arguments import name_the_speaker\nname_the_speaker()\n"
+        "import logging\nfrom spotguard.hooks.arguments.speaker import name_the_speaker\nname_the_speaker()\n"
         "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.getLogger('spotguard').exception('internal error')\n"
     )
     lines = printed(code).splitlines()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spotguard.agent.config import parsers
 from spotguard.agent.ipc.paths import LONGEST, default_socket
-from spotguard.hooks.arguments import default_run_id
+from spotguard.hooks.arguments.names import default_run_id
 from spotguard.hooks.checkpoint.format.keys import attempt_key, check_run_id
 from spotguard.providers.errors import UsageError
 from spotguard.providers.run_id import RUN_ID, is_run_id

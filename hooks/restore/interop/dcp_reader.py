@@ -33,7 +33,7 @@ from ....providers.run_id import RUN_ID, is_run_id
 from ....providers.stores.base import BlobStore
 from ....providers.stores.factory import open_store
 from ....providers.text import store_url
-from ...arguments import name_the_speaker
+from ...arguments.speaker import name_the_speaker
 from ...checkpoint.catalog import WholeCheckpoint, find_whole
 from ...checkpoint.format.boxes import Box
 from ...checkpoint.format.coverage import Coverage, MergedTensor

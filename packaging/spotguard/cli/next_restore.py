@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotguard.hooks.arguments import extras_worth
+from spotguard.hooks.arguments.settings import extras_worth
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint, whole_checkpoints
 from spotguard.hooks.checkpoint.format.keys import CheckpointName
 from spotguard.hooks.checkpoint.format.manifest import LEVELS

@@ -11,7 +11,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from spotguard.hooks.arguments import default_store
+from spotguard.hooks.arguments.names import default_store
 from spotguard.hooks.checkpoint.catalog import CheckpointFolder, WholeCheckpoint, examine, scan
 from spotguard.hooks.checkpoint.format.codec import UnsupportedFormatError
 from spotguard.hooks.checkpoint.format.keys import CheckpointName

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotguard.hooks.arguments import STORE_FOLDER
+from spotguard.hooks.arguments.names import STORE_FOLDER
 from spotguard.hooks.restore import proof_file
 from spotguard.providers.errors import UsageError
 from spotguard.providers.text import amount

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from spotguard.agent.core.ending.stall_response import STALL_WINDOW
-from spotguard.hooks.arguments import extras_worth
+from spotguard.hooks.arguments.settings import extras_worth
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import CheckpointFolder, folders_of, whole_checkpoints
 from spotguard.hooks.checkpoint.format.codec import decode_manifest, decode_marker

@@ -25,14 +25,8 @@ def group() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def test_a_process_that_is_alone_needs_no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it says so or not."""
-    for world in (None, "", "1"):
-        if world is None:
-            monkeypatch.delenv("WORLD_SIZE", raising=False)
-        else:
-            monkeypatch.setenv("WORLD_SIZE", world)
-        assert process_group.join("here", SystemClock()) is None
+def test_a_process_that_is_alone_needs_no_channel() -> None:
+    assert process_group.join("here", SystemClock()) is None
 
 
 def test_a_group_of_one_needs_no_channel(group: None) -> None:
@@ -41,20 +35,18 @@ def test_a_group_of_one_needs_no_channel(group: None) -> None:
     assert process_group.join("here", SystemClock()) is None
 
 
-def test_several_processes_without_a_group_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_without_a_group_are_told_what_to_do() -> None:
     """Not to go on each for itself."""
-    monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match=r"WORLD_SIZE is 4.*init_process_group"):
-        process_group.join("here", SystemClock())
+        process_group.join("here", SystemClock(), "4")
 
 
-def test_the_first_rank_hosts_the_store_unless_its_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_hosts_the_store_unless_its_launcher_does() -> None:
     """It is the one that must leave last."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert process_group._hosted(PrefixStore("a", PrefixStore("b", store)))
-    assert not process_group._hosted(HashStore())
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(True))
-    assert not process_group._hosted(store)
+    assert process_group._hosted(PrefixStore("a", PrefixStore("b", store)), served=False)
+    assert not process_group._hosted(HashStore(), served=False)
+    assert not process_group._hosted(store, served=True)
 
 
 class OldStore(TCPStore):

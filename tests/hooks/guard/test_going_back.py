@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spotguard.hooks.arguments import settings
 from spotguard.hooks.ipc.failure_classes import SKIP_STEPS
-from spotguard.hooks.restore import startup
 from spotguard.providers.errors import UsageError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.store import FakeStore
@@ -108,6 +108,6 @@ def test_ranks_go_back_together_although_one_agent_alone_asks_for_it(monkeypatch
 
         on_all(saves)
     told = iter((5, 0))
-    monkeypatch.setattr(startup, "skipped_until", lambda run_id: next(told))
+    monkeypatch.setattr(settings, "skipped_until", lambda run_id: next(told))
     with two_guards([store, store]) as trainers:
         assert [(each.guard.view.completed(), each.guard.skip_steps) for each in trainers] == [(1, 4)] * 2

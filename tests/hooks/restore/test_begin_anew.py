@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from typing import Any
 
 import pytest
 
 from spotguard.hooks.checkpoint.format.keys import anew_key
+from spotguard.hooks.consensus.barrier import Meetings
 from spotguard.hooks.control.ending import sigterm
 from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import AllDamagedError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.store import FakeStore
 from tests.fakes.training import different, guarded, small, step_on
-from tests.fakes.two_guards import join, on_all
+from tests.fakes.two_guards import PATIENCE, join, on_all
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -131,3 +134,35 @@ def test_several_ranks_all_refuse_or_begin_anew(anew: bool, monkeypatch: pytest.
         with pytest.raises(AllDamagedError):
             join([store, store], clocks)
         sigterm.let_go()
+
+
+def test_the_first_rank_sends_beats_while_it_verifies_to_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait as long as it reads, which may take hours."""
+    beaten, waited = threading.Event(), list[bool]()
+    beat = Meetings.beat
+
+    def beats(meetings: Meetings) -> None:
+        beat(meetings)
+        beaten.set()
+
+    class Slow(FakeStore):
+        def read_into(self, *args: Any, **named: Any) -> None:
+            if anew:
+                waited.append(beaten.wait(PATIENCE))
+            super().read_into(*args, **named)
+
+    anew, store, clocks = False, Slow(), [SystemClock(), SystemClock()]
+    trainers = join([store, store], clocks)
+    on_all(lambda rank: trainers[rank].step())
+    on_all(lambda rank: trainers[rank].guard.save())
+    on_all(lambda rank: trainers[rank].guard.close())
+    sigterm.let_go()
+    damage(store, ".safetensors")
+    monkeypatch.setenv("SPOTGUARD_BEGIN_ANEW", "yes")
+    monkeypatch.setattr(Meetings, "beat", beats)
+    anew = True
+    trainers = join([store, store], clocks)
+    assert waited
+    assert all(waited)
+    on_all(lambda rank: trainers[rank].guard.close())
+    sigterm.let_go()

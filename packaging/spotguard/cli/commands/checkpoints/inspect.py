@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.hooks.arguments import in_words
+from spotguard.hooks.arguments.names import in_words
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.checkpoint.catalog import WholeCheckpoint
 from spotguard.hooks.checkpoint.format.manifest import FORMAT, lacks

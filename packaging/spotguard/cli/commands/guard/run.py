@@ -126,7 +126,7 @@ def options_for(
         run_id: another default run id, for a caller without a command.
         readers: other readers by option name, for a caller that checks less closely.
     """
-    from spotguard.hooks.arguments import default_run_id, default_store
+    from spotguard.hooks.arguments.names import default_run_id, default_store
 
     from ....providers.stores.names import read_place
 
