@@ -166,6 +166,7 @@ class Session:
             "checkpoint_level": clip(at.checkpoint_level, NAME) if age is not None else None,
             "checkpoint_left_out": clip(at.checkpoint_left_out, TEXT) or None if age is not None else None,
             "damaged_checkpoint": self.damaged or None if age is None else None,
+            "failing": clip(self.failing, TEXT) or None,
             "interval": at.interval or None,
             "save_seconds": round(at.save_seconds, 3) if at.save_seconds >= 0 else None,
             "rate": round(at.rate, 1) or None,

@@ -291,7 +291,8 @@ class Server:
             if mask & selectors.EVENT_WRITE:
                 self._flush(connection)
             if mask & selectors.EVENT_READ and not self._listen_to(connection):
-                self._drop(connection, "it closed the connection")
+                # So ends each training. What ended it is told by the command's end, or by the launcher.
+                self._drop(connection, "it closed the connection", logging.DEBUG)
         except (ProtocolError, OSError) as error:
             self._drop(connection, str(error))
         except Exception as error:  # noqa: BLE001 (a bug that one peer triggers must not harm the others)
@@ -377,7 +378,7 @@ class Server:
             pass  # the process has ended anyway
         self._drop(connection, "its process ended")
 
-    def _drop(self, connection: Connection, reason: str) -> None:
+    def _drop(self, connection: Connection, reason: str, level: int = logging.INFO) -> None:
         if self._connections.pop(connection.number, None) is None:
             return
         self._unregister(connection.sock)
@@ -388,7 +389,7 @@ class Server:
             return
         self._unregister(pidfd)
         alive = not has_ended(pidfd)
-        logger.info("session %d (pid %d) closed: %s", connection.number, connection.pid, reason)
+        logger.log(level, "session %d (pid %d) closed: %s", connection.number, connection.pid, reason)
         self._post(Closed(connection.number, reason, alive))
         if alive:
             self._followed.add(connection.number, connection.pid, pidfd, connection.uid)

@@ -5,7 +5,6 @@ It reads the marker where that agrees with the listing. The marker is a hint: `c
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,7 @@ from ..ipc.threads import side_by_side
 from .catalog import CheckpointFolder, PartialCheckpoint, examine, scan
 from .format.codec import UnsupportedFormatError, decode_marker
 from .format.keys import MARKER, CheckpointName, manifest_name, parse_manifest_name, parse_object_name
-from .format.manifest import CommitMarker, Kind, Level, referred
+from .format.manifest import CommitMarker, Kind, Level
 
 #: "unsupported": another version of spotguard wrote it; the checkpoint may be good.
 Status = Literal["complete", "partial", "damaged", "unsupported"]
@@ -51,8 +50,8 @@ class Checkpoint:
 def list_checkpoints(store: BlobStore, run_id: str, *, deep: bool = False) -> list[Checkpoint]:
     """Return every checkpoint of a run with its status, newest first.
 
-    Pruning can leave a directory that holds only objects of newer checkpoints. The
-    list omits such a directory, because it is not a checkpoint any more.
+    The list omits what is no checkpoint any more: a directory that holds only objects of newer checkpoints, and one that pruning has
+    begun with. A directory without a manifest is that of a save only if no newer checkpoint is complete.
 
     Args:
         store: the store that holds them.
@@ -62,15 +61,9 @@ def list_checkpoints(store: BlobStore, run_id: str, *, deep: bool = False) -> li
     folders = scan(store, run_id)
     checkpoints = side_by_side(lambda folder: _describe(store, folder, folders, deep), folders)
     bare = [folder for folder in folders if not any(map(parse_manifest_name, folder.files))]
-    attempts = {folder.name.attempt for folder in bare}
-    needed: set[str] = set()
-    for each, folder in zip(checkpoints, folders, strict=True):
-        refers = each.status == "complete" and each.nbytes > _objects(folder)[1]
-        if refers and each.name.attempt in attempts:
-            with suppress(CheckpointError, NotFoundError):  # the next listing reports this one
-                needed |= referred(examine(store, folder, folders).manifests).keys()
-    kept = {each.name for each in bare if {each.prefix + file for file in each.files} <= needed}
-    return [each for each in checkpoints if each.name not in kept]
+    newest = max((each.name for each in checkpoints if each.status == "complete"), default=None)
+    over = {each.name for each in bare if newest is not None and each.name < newest}
+    return [each for each in checkpoints if each.name not in over]
 
 
 def list_runs(store: BlobStore) -> list[str]:

@@ -218,6 +218,7 @@ def plan_pruning(
     protected = {key for whole in (*light, *kept) for key in whole.refers}
     for folder in newer:
         protected |= referred(_readable(store, folder)).keys()
+    older = [folder for folder in older if any(deletions([folder], protected))]
     return Pruning(names, checked, tuple(reversed(older)), frozenset(protected), damaged)
 
 

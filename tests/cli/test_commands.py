@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from spotguard.agent.ipc import control
 from spotguard.cli import main
 from tests.e2e.processes import eventually
 from tests.fakes.report import TIMEOUT, Report
@@ -107,8 +108,8 @@ def test_ls_says_what_is_not_whole(capsys: pytest.CaptureFixture[str], store: Pa
 
 
 def test_ls_of_an_empty_place(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert said(capsys, "ls", (tmp_path / "none").as_uri()).startswith("no checkpoint in file://")
-    assert not (tmp_path / "none").exists()
+    assert said(capsys, "ls", tmp_path.as_uri()).startswith("no checkpoint in file://")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ls_of_a_run_that_is_not_there_names_those_that_are(
@@ -345,3 +346,17 @@ def test_status_watches_until_ctrl_c() -> None:
         watching.send_signal(signal.SIGINT)
         _, complaint = watching.communicate(timeout=TIMEOUT)
     assert (watching.returncode, complaint) == (0, "")
+
+
+@pytest.mark.parametrize("mode", ["window", "callback"])
+def test_a_drill_before_training_begins_is_refused_and_asks_for_nothing(
+    mode: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to save yet, so none of it is lost. A function of its own has no steps."""
+    session = {"run_id": "early", "step": -1, "mode": mode, "misuse": ""}
+    asked: list[Path] = []
+    monkeypatch.setattr(control, "status", lambda path: {"window": 30.0, "sessions": [session]})
+    monkeypatch.setattr(control, "drill", lambda path, **_: iter(asked.append(path) or []))
+    assert main.main(["drill", "--socket", "/run/x.sock"]) == 1
+    refused = "spotguard: error: run early has not begun to train" in capsys.readouterr().err
+    assert (refused, len(asked)) == (mode != "callback", mode == "callback")

@@ -176,6 +176,28 @@ def test_a_file_is_no_store_that_holds_nothing(
 
 
 @pytest.mark.parametrize("command", READERS, ids=lambda words: words[0])
+@pytest.mark.parametrize("way", ["url", "environment", "default"])
+def test_a_directory_that_is_missing_is_an_error(
+    way: str,
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ls(1) has it. Nothing is made there."""
+    folder = tmp_path / "spotguard-checkpoints"
+    words = [word.format(folder=tmp_path) for word in command]
+    monkeypatch.chdir(tmp_path)
+    if way == "environment":
+        monkeypatch.setenv("SPOTGUARD_STORE", folder.as_uri())
+    assert main.main([*words, *([folder.as_uri()] if way == "url" else [])]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"spotguard: error: {folder.as_uri()}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda words: words[0])
 @pytest.mark.parametrize(
     ("url", "said"),
     [

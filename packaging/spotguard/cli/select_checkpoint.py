@@ -20,7 +20,7 @@ from spotguard.providers.errors import CheckpointError, UsageError
 from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
-from spotguard.providers.stores.names import read_place
+from spotguard.providers.stores.names import folder_of, read_place
 
 from .next_restore import next_restore
 from .select_agent import checked_run_id
@@ -33,6 +33,13 @@ class Target:
     run_id: str | None
     name: CheckpointName | None = None
     step: int | None = None
+
+    def check_there(self) -> None:
+        """Raise CheckpointError if the store is a directory that is missing: that is no store without a checkpoint."""
+        if self.store.url.startswith("file:") and not (folder := folder_of(self.store.url)).exists():
+            raise CheckpointError(
+                f"{self.store.url}: there is no directory {folder}: check the URL, or train with this store first"
+            )
 
     def runs(self) -> list[str]:
         """Return the selected runs."""

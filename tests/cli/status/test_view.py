@@ -121,6 +121,16 @@ def test_the_verdict_about_the_scripts_code_is_shown() -> None:
         assert [*view.lines(a_body(sessions=ranks), NOW, 80)].count(line) == 1
 
 
+def test_a_background_checkpoint_that_failed_is_shown_with_why() -> None:
+    """Of a full disk "none yet" said nothing."""
+    why = "put file:///mnt/x: No space left on device"
+    assert not any("FAILED" in line for line in shown(a_body()))
+    failed = a_session(failing=why)
+    assert any(line.split()[0] == "FAILED" and why in line for line in shown(a_body(sessions=[failed]), None))
+    several = [failed | {"world": 2}, a_session(rank=1, world=2, pid=7)]
+    assert f"of rank 0: {why}" in "\n".join(shown(a_body(sessions=several), None))
+
+
 def test_damaged_checkpoint_is_none_and_is_named() -> None:
     damaged = {"checkpoint_age": None, "damaged_checkpoint": "000005000-0001-0003"}
     body = a_body(sessions=[a_session(checkpoint_step=-1, **damaged)])

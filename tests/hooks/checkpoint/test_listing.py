@@ -70,6 +70,21 @@ def test_ls_tells_partial_from_damaged() -> None:
     assert lines[1].reason == "1 of 2 manifests are missing (00001-of-00002.json is the first)"
 
 
+def test_directories_that_pruning_has_begun_with_are_not_listed() -> None:
+    """Their manifests went first. The objects that a newer checkpoint uses stay for as long as that."""
+    store, base = FakeStore(), Save(step=20)
+    Save(step=10).write_objects(store, 0)
+    manifests = base.write(store)
+    Save(step=30, save=1, base=manifests).write(store)
+    for manifest in manifests:
+        del store.objects[manifest.key]
+    Save(step=40, save=2).write_objects(store, 0)
+    assert [(line.name.step, line.status) for line in list_checkpoints(store, "run")] == [
+        (40, "partial"),
+        (30, "complete"),
+    ]
+
+
 def test_checkpoint_that_refers_to_a_lost_object_is_damaged_although_it_is_marked() -> None:
     """Everything in its own directory is as its marker says."""
     store, base = FakeStore(), Save(step=10)

@@ -150,7 +150,7 @@ def test_referred_objects_stay() -> None:
     assert sorted(left) == sorted(
         manifest.object_key(i) for manifest in manifests for i in range(len(manifest.objects))
     )
-    prune(store, "run", keep=1, attempt=1)
+    assert plan_pruning(store, "run", keep=1).departing == (), "nothing of it is left to delete"
     sound(store)
     Save(step=30, save=2).write(store)
     prune(store, "run", keep=1, attempt=1)

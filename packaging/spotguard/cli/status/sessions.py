@@ -61,6 +61,8 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
     if proof := session["proof"]:
         yield proof_row(proof)
     yield "checkpoint", checkpoint_of(session), ""
+    if failing := session["failing"]:
+        yield "FAILED", f"the last background checkpoint: {failing}", "bold red"
     if left_out := session["checkpoint_left_out"]:
         yield "left out", left_out, "yellow"
     size = f"{amount(session['bytes'])} " if session["bytes"] else ""
@@ -119,6 +121,8 @@ def rows_of_several(found: Sequence[dict[str, Any]]) -> Iterator[Row]:
     for each in by_rank(found):
         if still := still_of(each):
             yield "progress", f"rank {each['rank']}: {still}", "yellow"
+        if failing := each["failing"]:
+            yield "FAILED", f"the last background checkpoint of rank {each['rank']}: {failing}", "bold red"
         if suspect := _suspect(each):
             yield "SUSPECT", f"rank {each['rank']}: {suspect}", "bold red"
         if high := each["high_loss"]:

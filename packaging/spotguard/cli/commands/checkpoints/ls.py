@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     meant = target(arguments)
+    meant.check_there()
     if arguments.runs:
         return _runs(meant, json=arguments.json)
     runs = side_by_side(lambda run_id: lines_of(meant.store, run_id), meant.runs())

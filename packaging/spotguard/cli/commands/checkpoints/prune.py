@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--keep is missing: pass how many complete checkpoints to keep, as in --keep 3")
     keep = Keep.of(parsers.keep("--keep", arguments.keep))
     meant = target(arguments)
+    meant.check_there()
     if meant.name is not None:
         raise UsageError(
             f"{arguments.url!r} is one checkpoint: name the store or the run, prune keeps the newest"

@@ -52,6 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "this run counts on no warning at all (--window 0): pass one to rehearse, as in --window 30"
         )
+    if before and all(each["step"] < 0 and each["mode"] != "callback" for each in before):
+        raise control.AgentError(
+            f"run {before[0]['run_id']} has not begun to train, so there is nothing to save: run the drill again once "
+            "`spotguard status` shows a step"
+        )
     window = counted if given is None else given
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
