@@ -6,10 +6,12 @@ import copy
 import functools
 import logging
 import sys
+import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from ...providers.errors import SpotguardError, StateError
+from ...providers.errors import SpotguardError, StateError, StoreError
 from .settings import debugging, launched_rank
 
 log = logging.getLogger("spotguard")
@@ -44,6 +46,8 @@ def without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             ours.__cause__ = None
             ours.__suppress_context__ = sys.exception() is None
+            if isinstance(ours, StoreError) and sys.excepthook is sys.__excepthook__:
+                sys.excepthook = _in_two_lines
             raise ours.with_traceback(None)
         finally:
             del ours  # breaks the reference cycle between the exception and its frame
@@ -54,6 +58,16 @@ def without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
 def _is_of_their_code(error: SpotguardError) -> bool:
     """Return whether a registered object's own code refused its state: the traceback of its cause then shows the line to fix."""
     return isinstance(error, StateError) and error.__cause__ is not None
+
+
+def _in_two_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a store that cannot be used as the error and the script's line: no line of the script is wrong."""
+    place = [each for each in traceback.extract_tb(trace) if each.filename != __file__][-1:]
+    if not isinstance(error, StoreError) or not error.__suppress_context__ or not place:
+        return sys.__excepthook__(kind, error, trace)
+    rank = "" if _handler.rank is None else f"[rank {_handler.rank}]"
+    print(f"spotguard{rank}: error: {error}", file=sys.stderr)
+    print(f"  at {place[0].filename}:{place[0].lineno}: {place[0].line}", file=sys.stderr)
 
 
 # The lines on stderr of a training process whose script has set up no logging.

@@ -392,6 +392,6 @@ def fill(
         raise RefusedError(str(error) if isinstance(error, StateError) else error_text(error)) from error
     state.poisoned = ""
     warnings += differences(whole.manifests[rank % len(whole.manifests)].environment)
-    log.info("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)
+    log.debug("restored step %d from %s (%d bytes, verified)", whole.name.step, whole.name, nbytes)
     for warning in warnings:
         log.warning("%s", warning)

@@ -355,8 +355,13 @@ def test_a_drill_before_training_begins_is_refused_and_asks_for_nothing(
     """There is nothing to save yet, so none of it is lost. A function of its own has no steps."""
     session = {"run_id": "early", "step": -1, "mode": mode, "misuse": ""}
     asked: list[Path] = []
+
+    def drill(path: Path, **_: Any) -> list[Any]:
+        asked.append(path)
+        return []
+
     monkeypatch.setattr(control, "status", lambda path: {"window": 30.0, "sessions": [session]})
-    monkeypatch.setattr(control, "drill", lambda path, **_: iter(asked.append(path) or []))
+    monkeypatch.setattr(control, "drill", drill)
     assert main.main(["drill", "--socket", "/run/x.sock"]) == 1
     refused = "spotguard: error: run early has not begun to train" in capsys.readouterr().err
     assert (refused, len(asked)) == (mode != "callback", mode == "callback")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +104,29 @@ def test_errors_that_are_not_ours_are_left_alone() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         broken()
     assert any(frame.line == 'raise ZeroDivisionError("a bug")' for frame in traceback.extract_tb(caught.tb))
+
+
+@pytest.mark.parametrize("way", ["register", "caught", "usage"])
+def test_a_store_that_cannot_be_used_ends_a_script_in_two_lines(way: str, tmp_path: Path) -> None:
+    """An error of the script's own, and one that it meets itself, keep their traceback."""
+    call = {"register": "register(StoreError)", "caught": "1 / 0", "usage": "register(UsageError)"}[way]
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from spotguard.hooks.arguments.speaker import without_our_frames\n"
+        "from spotguard.providers.errors import StoreError, UsageError\n"
+        "@without_our_frames\n"
+        "def register(kind):\n"
+        "    raise kind('no directory can be made there')\n"
+        "try:\n    register(StoreError)\nexcept StoreError:\n    pass\n"
+        f"{call}\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    if way == "register":
+        assert lines == [
+            "spotguard: error: no directory can be made there",
+            f"  at {script}:10: {call}",
+        ]
+    else:
+        assert lines[0] == "Traceback (most recent call last):"
