@@ -112,8 +112,10 @@ class Machine:
             return -1
 
     def outcome(self, run_id: str = "job") -> dict[str, Any]:
-        """The newest record beside the socket."""
-        record: dict[str, Any] = json.loads(self.socket(run_id).with_suffix(".outcome.json").read_text())
+        """The newest record beside the socket. The agent says an outcome first, and a thread of it writes the file."""
+        path = self.socket(run_id).with_suffix(".outcome.json")
+        eventually(path.exists, f"no outcome in {path}")
+        record: dict[str, Any] = json.loads(path.read_text())
         return record
 
     def outcomes_in_store(self, run_id: str = "job") -> list[dict[str, Any]]:
