@@ -216,7 +216,8 @@ class StepMonitor:
             self._most = self.steps
             self._marked_again()
         self.steps = 0
-        if self._carried or not self._stepped.issuperset(self._registered):
+        idle = not self._stepped.issuperset(self._registered)
+        if self._carried or (idle and not self._settled.issuperset(self._registered.keys() - self._stepped)):
             self._guarded(self._follow_carried)
         self._stepped.clear()
 

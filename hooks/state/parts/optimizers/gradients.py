@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 import torch
@@ -22,8 +20,8 @@ from ..stateful import ClassedPart
 
 log = logging.getLogger("spotguard")
 
-#: Parameters with a gradient that each boundary asks, from all over the model. 0.2 µs each.
-_FEW = 4
+#: Parameters with a gradient that each boundary asks, from all over the model. 0.1 µs each.
+_FEW = 2
 _needs = operator.attrgetter("requires_grad")
 #: The character of a parameter without a gradient.
 NONE = "0"
@@ -81,10 +79,9 @@ class TrainedParameters:
 
     def __init__(self, params: Sequence[torch.Tensor]) -> None:
         self._params = params
+        #: A few that had gradients, and those which they had at the last boundary.
         self._few: Sequence[torch.Tensor] = ()
-        #: The gradients that the few had at the last boundary, and whether each lacked one.
-        self._last: list[Callable[[], torch.Tensor | None]] = []
-        self._lacked: list[bool] = []
+        self._last: list[torch.Tensor | None] = []
         self.graded = ""
         self.needs = self._first = [*map(_needs, params)]
         self._outlived = self._mixed = False
@@ -97,14 +94,16 @@ class TrainedParameters:
 
     def at_boundary(self) -> None:
         needs, now = [*map(_needs, self._params)], [param.grad for param in self._few]
-        outlive = any(last() is grad is not None for last, grad in zip(self._last, now, strict=True))
-        lacked = [grad is None for grad in now]
-        self._last = [NoneType if grad is None else weakref.ref(grad) for grad in now]
-        asks = outlive or self._outlived or self._mixed or lacked != self._lacked
-        self._outlived, self._lacked = outlive, lacked
+        outlive, asks = False, self._outlived or self._mixed
+        for before, grad in zip(self._last, now, strict=True):
+            if grad is before:
+                outlive = outlive or grad is not None
+            elif grad is None or before is None:
+                asks = True
+        self._last, self._outlived = now, outlive
         if needs != self.needs:
             self.needs, self.graded, asks = needs, "", True
-        if asks:
+        if asks or outlive:
             self.look()
 
     def look(self) -> None:
@@ -113,9 +112,13 @@ class TrainedParameters:
             return
         self.graded = graded
         self._mixed = len({each for each, needs in zip(graded, self.needs, strict=True) if needs}) > 1
-        few = [p for p, each in zip(self._params, graded, strict=True) if each != NONE] or self._params
-        self._few = few[:: len(few) // _FEW + 1]
-        self._last, self._lacked = [NoneType] * len(self._few), [p.grad is None for p in self._few]
+        given = [p for p, each in zip(self._params, graded, strict=True) if each != NONE] or self._params
+        apart = len(given) // _FEW + 1
+        # Small ones: their gradients are kept until the next boundary.
+        self._few = [
+            min(given[at : at + apart], key=torch.Tensor.numel) for at in range(0, len(given), apart)
+        ]
+        self._last = [param.grad for param in self._few]
         self._outlived = True
 
 
