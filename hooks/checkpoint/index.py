@@ -67,7 +67,7 @@ def decode_index(data: bytes, key: str, sizes: Mapping[int, int]) -> list[RankMa
         CheckpointError: the index is damaged, has another format, or is not of these manifests.
     """
     cache = PackedCache()
-    cache.allow(len(data))
+    cache.begin_file()
     with in_file(key), collector_at_rest():
         raw = open_file(data, key, "index")
         texts, found = typed(raw, "texts", list), typed(raw, "manifests", list)

@@ -26,6 +26,7 @@ from .entries import (
     objects_in,
     objects_out,
     parsed,
+    parsed_bytes,
     seconds,
     shown,
     text,
@@ -50,6 +51,9 @@ from .packing import PackedCache, columns_in, columns_out, pack
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
+#: Bytes of memory that a file's own JSON may take, beside what it packs: for any file, and for each byte of it. Two numbers of ten
+#: digits in a list take 13 a byte, and a list of nothing takes 38.
+_PLAIN, _PLAIN_FOR_EACH = 96 * 2**20, 12
 #: Characters of the reason why a checkpoint is suspect.
 _SUSPECT = 512
 
@@ -101,13 +105,13 @@ def decode_manifest(data: bytes, key: str, cache: PackedCache | None = None) -> 
         CheckpointError: the manifest is damaged, has another format, or contradicts itself.
     """
     known = PackedCache() if cache is None else cache
-    known.allow(len(data))
+    known.begin_file()
     return _open(data, key, "manifest", lambda raw: manifest_of(raw, known))
 
 
 def read_manifest(data: bytes, key: str, cache: PackedCache) -> tuple[RankManifest, dict[str, Any]]:
     """Return the manifest as `decode_manifest` does, and the fields of its file."""
-    cache.allow(len(data))
+    cache.begin_file()
     with in_file(key):
         raw = _value(_unseal(data, "manifest"))
         return manifest_of(raw, cache), raw
@@ -188,6 +192,8 @@ def _unseal(data: bytes, kind: str) -> bytes:
 
 
 def _value(body: bytes) -> dict[str, Any]:
+    if parsed_bytes(body) > _PLAIN + _PLAIN_FOR_EACH * len(body):
+        raise InvalidField("its values take too much memory for a file of its size")
     value = parsed(body, "the file")
     if type(value) is not dict:
         raise InvalidField(f"holds {type(value).__name__}, not an object")

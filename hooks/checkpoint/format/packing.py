@@ -17,17 +17,16 @@ from operator import mul, sub
 from typing import Any
 
 from .columns import KEPT, ColumnCache, TensorColumns, TensorForms, TensorRun
-from .entries import InvalidField, parsed
+from .entries import InvalidField, parsed, parsed_bytes
 from .manifest import ObjectEntry, TensorEntry
 
-#: Bytes of memory that the packed texts of one file may take: for any file, and for each byte of it. Equal numbers compress to a
+#: Bytes of memory that the packed texts of one file may take: for any file, and for each byte of them. Equal numbers compress to a
 #: thousandth, but no two names are equal, and few CRCs: a tensor counts 800 bytes here, and has at least 8 in a large file.
-_FREE, _FOR_EACH = 96 * 2**20, 96
+_FREE, _FOR_EACH = 192 * 2**20, 96
 #: Bytes that a chunk takes in its columns and in what follows from them, beside those for each of its dimensions.
 _CHUNK, _DIMENSION = 128, 72
-#: Bytes that JSON takes at most (Python 3.11): for each letter with the JSON itself, or with an escape that makes all letters of a text
-#: wide; and for each value.
-_LETTER, _WIDE, _OBJECT, _LIST, _ITEM = 3, 6, 200, 96, 56
+#: The columns of a run, beside its forms.
+_COLUMNS = ("counts", "offsets", "sizes", "objects", "starts", "crc32")
 
 
 class PackedCache(ColumnCache):
@@ -40,15 +39,19 @@ class PackedCache(ColumnCache):
         self._repeated: set[tuple[str, str]] = set()
         self._left = _FREE
 
-    def allow(self, size: int) -> None:
-        """Let the texts of the next file take as much memory as a file of this size may need."""
-        self._left = _FREE + _FOR_EACH * size
+    def begin_file(self) -> None:
+        """Let the texts of the next file take as much memory as any file may."""
+        self._left = _FREE
+
+    def allow(self, *texts: Any) -> None:
+        """Let them take as much more as texts of this length may need."""
+        self._left += _FOR_EACH * sum(len(text) for text in texts if type(text) is str)
 
     def spend(self, nbytes: int) -> None:
         """Count memory before it is taken.
 
         Raises:
-            InvalidField: the file would take more than `allow` lets it.
+            InvalidField: the file would take more than it may.
         """
         self._left -= nbytes
         if self._left < 0:
@@ -75,12 +78,11 @@ class PackedCache(ColumnCache):
             repeated: other ranks are likely to have the same text.
         """
         if (known := self._known("json", text)) is None:
-            raw = _unpack(text, self._left // _LETTER)
-            letters = (_WIDE if b"\\u" in raw else _LETTER) * len(raw)
-            values = _OBJECT * raw.count(b"{") + _LIST * raw.count(b"[") + _ITEM * raw.count(b",")
+            self.allow(text)
+            raw = _unpack(text, self._left // 2)
             if not raw.isascii():
                 raise InvalidField("the content of a packed value is not ASCII")
-            self.spend(letters + values)
+            self.spend(parsed_bytes(raw))
             known = parsed(raw, "a packed value")
             if repeated:
                 self._keep("json", text, known)
@@ -171,6 +173,7 @@ def _run_in(raw: Any, objects: Sequence[ObjectEntry], cache: PackedCache) -> Ten
     forms = cache.packed_forms(raw.get("forms"))
     counts = cache.numbers(raw.get("counts"), "I", len(forms.names))
     chunks, dims = sum(counts), sum(map(mul, counts, map(len, forms.shapes)))
+    cache.allow(*map(raw.get, _COLUMNS))
     cache.spend(_CHUNK * chunks + _DIMENSION * dims)
     run = TensorRun(
         cache.layout(forms, counts),

@@ -9,12 +9,11 @@ compared with zero, and no device is waited for before the end of the turn with 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from ..device.cuda_graphs import capturing
 from ..sharding.dtensor import local
@@ -29,39 +28,46 @@ class CarriedGradient:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._param: torch.Tensor | None = None
-        self._hook: RemovableHandle | None = None
-        #: The gradient at the last boundary, and its versions.
-        self._last: Any = None
+        self._hooks: list[RemovableHandle] = []
+        #: The gradient at the last boundary, and its versions. A weak reference would keep `module.to` from swapping it.
+        self._last: torch.Tensor | None = None
         self._versions: tuple[int, int] | None = None
         #: Turns without a step, and whether one of them has changed the gradient since the last step.
         self._turns, self._pending = 0, False
         #: Whether each gradient of an earlier turn, where it was looked at, is more than zeros.
         self._counts: list[torch.Tensor] = []
+        #: The same of the gradient that backward is about to add to.
+        self._before: torch.Tensor | None = None
         #: Of this turn: whether the gradient was dropped, backward has added to it, and a step has used it.
         self._dropped = self._added = self._used = False
         self._choose()
 
     def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _choose(self) -> None:
         given = (p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
         self.close()
-        self._param, self._hook = min(given, key=lambda p: local(p).numel(), default=None), None
+        self._param = min(given, key=lambda p: local(p).numel(), default=None)
 
+    @unserializable_hook
     def _adding(self, _: Any) -> None:
         """Look at the gradient before backward adds to it. In the thread that adds."""
         if self._param is None or self._used or self._dropped or not self._pending:
             return
-        if (grad := self._param.grad) is None or grad is not self._last() or capturing():
+        if (grad := self._param.grad) is None or grad is not self._last or capturing():
             self._dropped = True
             return
         try:
-            self._counts.append(nonzero(grad))
-            self._added = True
+            self._before = nonzero(grad)
         except Exception:  # noqa: BLE001 - what looks must not end the backward pass
             self._dropped = True
+
+    def _has_added(self, _: Any) -> None:
+        if self._before is not None:
+            self._counts.append(self._before)
+            self._before, self._added = None, True
 
     def stepping(self, closure: bool) -> None:
         """Note that the optimizer steps. In the thread that steps."""
@@ -69,9 +75,9 @@ class CarriedGradient:
             self._dropped = True
             self._choose()
         elif self._pending and not self._used:
-            self._dropped |= self._param.grad is not self._last()
+            self._dropped |= self._param.grad is not self._last
             # Without an addition only a gradient that nothing has changed is known to be the old one.
-            self._added |= self._param.grad._version == (self._versions or (-1,))[0]
+            self._added |= version(self._param.grad) == (self._versions or (-1,))[0]
             self._used = not closure
 
     def turn(self, stepped: bool) -> bool | None:
@@ -89,16 +95,25 @@ class CarriedGradient:
             self._pending, self._counts = False, []
         if (param := self._param) is None:
             return result
-        if self._hook is None and param.requires_grad:
-            self._hook = param.register_hook(self._adding)
+        if not self._hooks and param.requires_grad:
+            # The first is called by `autograd.grad` too, which adds nothing.
+            self._hooks = [
+                param.register_hook(self._adding),
+                param.register_post_accumulate_grad_hook(self._has_added),
+            ]
         if (grad := param.grad) is None:
             self._pending, self._versions = False, None
             return result
-        versions = grad._version, local(grad)._version
-        if not stepped and (self._last is None or self._last() is not grad or versions != self._versions):
+        versions = version(grad), version(local(grad))
+        if not stepped and (self._last is not grad or versions != self._versions):
             self._pending, self._counts = True, [nonzero(grad)]
-        self._last, self._versions = weakref.ref(grad), versions
+        self._last, self._versions = grad, versions
         return result
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return a tensor's version; 0 for one of inference mode, which counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def nonzero(gradient: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from ..parts.optimizers.optimizer import OptimizerPart
 from ..parts.rng import RngPart
 from ..parts.values import Part, StatefulPart, TensorPart
 from ..sharding.dtensor import local
-from .carried_gradient import nonzero
+from .carried_gradient import nonzero, version
 
 #: The most optimizers whose gradients are followed, by two parameters each: 0.15 µs for each parameter at a boundary.
 _OPTIMIZERS = 8
@@ -71,7 +71,7 @@ class TurnSigns:
             self._delivered = {name: each.progress for name, each in self._loaders.items()}
 
     def _look_at_gradients(self) -> list[tuple[int, int, torch.Tensor] | None]:
-        return [None if (g := p.grad) is None else (id(g), g._version, g) for p in self._followed]
+        return [None if (g := p.grad) is None else (id(g), version(g), g) for p in self._followed]
 
     def keep_weights(self) -> None:
         """Keep the weights that are followed, before the first step of an optimizer changes them."""

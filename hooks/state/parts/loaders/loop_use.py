@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import types
 import weakref
@@ -29,8 +30,6 @@ TURNS = 4
 #: The first batches of a pass that are followed to its end, and the turns that tell how long one is.
 _FIRST = 3
 _LISTS = (list, tuple, deque)
-#: Packages whose threads draw nothing.
-_BRINGING = ("torch.", "multiprocessing.", "concurrent.", "spotguard.")
 
 AHEAD = (
     "%s: batches are taken before the turn that trains on them (%s in the first %d turns), and a resumed run leaves out what "
@@ -155,9 +154,10 @@ class LoopUse:
             self._say(THREAD, self.name, self.name)
 
     def _started(self) -> set[threading.Thread]:
-        """Return the threads that the iterator has started, but for those that bring what worker processes have read."""
+        """Return the threads that have begun since the iterator was made, and hold an iterator over samples."""
         started = {*threading.enumerate()} - self._threads
-        return {each for each in started if not _runs(each).startswith(_BRINGING)}
+        frames = sys._current_frames() if started else {}
+        return {each for each in started if _holds_iterator(frames.get(each.ident or 0))}
 
     def left(self) -> None:
         """Note that another loader has ended the loop."""
@@ -257,9 +257,18 @@ class LoopUse:
             log.warning(message, *values)
 
 
-def _runs(thread: threading.Thread) -> str:
-    """Return the module of what a thread runs."""
-    return f"{getattr(getattr(thread, '_target', None) or type(thread), '__module__', '')}."
+def _holds_iterator(frame: types.FrameType | None) -> bool:
+    """Return whether a thread holds an iterator of a DataLoader or of nodes: in a function that it runs, or in an object of one."""
+    while frame is not None:
+        held = [*frame.f_locals.values()]
+        held += getattr(frame.f_locals.get("self"), "__dict__", {}).values()
+        if any(
+            issubclass(type(each), _BaseDataLoaderIter) or type(each).__module__.startswith("torchdata.nodes")
+            for each in held
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_data(value: object, own: Set[int], levels: int = 2) -> bool:

@@ -20,9 +20,7 @@ from ..stateful import ClassedPart
 
 log = logging.getLogger("spotguard")
 
-#: Parameters with a gradient that each boundary asks, from all over the model. 0.1 µs each.
-_FEW = 2
-_needs = operator.attrgetter("requires_grad")
+_needs, _gradient = operator.attrgetter("requires_grad"), operator.attrgetter("grad")
 #: The character of a parameter without a gradient.
 NONE = "0"
 #: How a restore makes a gradient, by its character.
@@ -66,11 +64,10 @@ def turn(name: str, params: Mapping[str, torch.Tensor], turned: Mapping[str, boo
 
 
 class TrainedParameters:
-    """The parameters of an optimizer as of the last boundary. Each boundary reads all flags, at 50 ns each.
+    """The parameters of an optimizer as of the last boundary. Each boundary reads all flags and gradients, at 0.1 µs a parameter.
 
-    It asks all for their gradients where it counts which ones have one: gradients outlive a turn, did so until now, or some trained
-    parameters lack one. A script that sets all to None in each turn drops them, so a boundary asks only a few: whether the gradients
-    of the last boundary are still theirs.
+    A few cannot stand for all: a script may drop all gradients in one turn, leave one layer out of it, and zero them in place in the
+    next.
 
     Attributes:
         needs: whether each parameter needs a gradient.
@@ -79,13 +76,11 @@ class TrainedParameters:
 
     def __init__(self, params: Sequence[torch.Tensor]) -> None:
         self._params = params
-        #: A few that had gradients, and those which they had at the last boundary.
-        self._few: Sequence[torch.Tensor] = ()
-        self._last: list[torch.Tensor | None] = []
-        self.graded = ""
         self.needs = self._first = [*map(_needs, params)]
-        self._outlived = self._mixed = False
-        self.look()
+        #: The type of each one's gradient, which tells at the speed of C whether it has one.
+        self._types: list[type] = []
+        self.graded = ""
+        self.at_boundary()
 
     @property
     def turned(self) -> bool:
@@ -93,33 +88,14 @@ class TrainedParameters:
         return self.needs != self._first
 
     def at_boundary(self) -> None:
-        needs, now = [*map(_needs, self._params)], [param.grad for param in self._few]
-        outlive, asks = False, self._outlived or self._mixed
-        for before, grad in zip(self._last, now, strict=True):
-            if grad is before:
-                outlive = outlive or grad is not None
-            elif grad is None or before is None:
-                asks = True
-        self._last, self._outlived = now, outlive
-        if needs != self.needs:
-            self.needs, self.graded, asks = needs, "", True
-        if asks or outlive:
+        self.needs = [*map(_needs, self._params)]
+        if (types := [*map(type, map(_gradient, self._params))]) != self._types:
+            self._types = types
             self.look()
 
     def look(self) -> None:
-        """Ask all for their gradients."""
-        if (graded := presence(self._params)) == self.graded:
-            return
-        self.graded = graded
-        self._mixed = len({each for each, needs in zip(graded, self.needs, strict=True) if needs}) > 1
-        given = [p for p, each in zip(self._params, graded, strict=True) if each != NONE] or self._params
-        apart = len(given) // _FEW + 1
-        # Small ones: their gradients are kept until the next boundary.
-        self._few = [
-            min(given[at : at + apart], key=torch.Tensor.numel) for at in range(0, len(given), apart)
-        ]
-        self._last = [param.grad for param in self._few]
-        self._outlived = True
+        """Ask all for their gradients' layouts, too."""
+        self.graded = presence(self._params)
 
 
 class OwnStatePart(ClassedPart):
