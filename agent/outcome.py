@@ -300,13 +300,7 @@ def write(record: dict[str, Any], folder: Path, run_id: str) -> Path:
     """
     data = json.dumps(record).encode() + b"\n"
     last = folder / f"{run_id}.outcome.json"
-    scratch = folder / f".{run_id}.outcome.{os.getpid()}"
-    try:
-        _write_all(scratch, data, os.O_TRUNC)
-        os.replace(scratch, last)
-    except OSError:
-        scratch.unlink(missing_ok=True)  # half a record is useless
-        raise
+    os.replace(_scratch(last, data), last)
     every = folder / f"{run_id}.outcomes.jsonl"
     if every.exists() and every.stat().st_size > _ROTATED_AT:
         _rotate(every)
@@ -322,9 +316,10 @@ def _rotate(every: Path) -> None:
         kind["committed"] = None if record.get("committed") is None else 0.0
         kind["sessions"] = [{}] if record.get("sessions") else []
         kinds[json.dumps(kind)] += record.get("times", 1)
-    os.replace(every, last)
     lines = (json.dumps({**json.loads(kind), "times": number}) for kind, number in kinds.items())
-    _write_all(every, "".join(f"{line}\n" for line in lines).encode(), os.O_APPEND)
+    scratch = _scratch(every, "".join(f"{line}\n" for line in lines).encode())
+    os.replace(every, last)
+    os.replace(scratch, every)
 
 
 def earlier(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
@@ -350,6 +345,17 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                     yield record
     except OSError:
         return  # there was no earlier agent, or it had too few for a second file
+
+
+def _scratch(path: Path, data: bytes) -> Path:
+    """Write the data beside `path`, for which the file is meant; on a full disk nothing stays of it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write_all(scratch, data, os.O_TRUNC)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    return scratch
 
 
 def _write_all(path: Path, data: bytes, flag: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -220,6 +221,29 @@ def test_records_fill_two_files_at_most_and_each_is_counted_for_ever(
     assert all(each["sessions"] for each in found)
     assert [each["id"] for each in found if "id" in each][-1] == 199
     assert all(name in each for each in found for name in kept)
+
+
+def test_a_full_disk_costs_no_record_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it leave half a file."""
+    monkeypatch.setattr(outcomes, "_ROTATED_AT", 2000)
+    record = {"kind": "terminate", "drill": False, "level": "", "ended": "left", "text": "x" * 100}
+    while True:
+        before = len(list(outcomes.earlier(tmp_path, "run")))
+        files = {path: path.read_bytes() for path in tmp_path.glob("run.outcomes*")}
+        if before > 30 and max(len(data) for path, data in files.items() if path.suffix == ".jsonl") > 2000:
+            break
+        outcomes.write(record, tmp_path, "run")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: full() if b'"times"' in data else write(fd, data))
+
+    def full() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        outcomes.write(record, tmp_path, "run")
+    assert len(list(outcomes.earlier(tmp_path, "run"))) == before
+    assert {path: path.read_bytes() for path in tmp_path.glob("run.outcomes*")} == files
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_file_system_that_hangs_holds_nothing_up(
