@@ -33,8 +33,8 @@ from .state import Turn
 _MACHINES = 64
 #: Seconds in which all ranks of a launcher report its SIGTERM: one rank calls the others within milliseconds.
 TOLD = 2.0
-#: The most notices of one user's launchers at once. A launcher has one, and a failing rank another one.
-_AT_ONCE = 8
+#: The most launcher's notices of one run at once, and of one user: a launcher has one, and a failing rank another one.
+_OF_A_RUN, _OF_A_USER = 2, 64
 #: Seconds after the deadline at which the agent stops waiting for ranks that have not answered.
 LATE = 1.0
 #: The outcome's account of how a launcher's notice ended.
@@ -52,13 +52,16 @@ class LauncherNotices:
 
     def __init__(self) -> None:
         self._standing: dict[_Key, Preemption] = {}
+        #: Users of whom a notice was too many.
+        self.refused: set[int] = set()
 
     def told(self, session: Session, message: protocol.Delivered, now: float) -> Preemption | None:
         """Take in a launcher's notice that a rank reports; return it if it is new."""
         key = (session.run, clip(message.id, TEXT))
         new = None
         if key not in self._standing:
-            if sum(run[0] == session.uid for run, _ in self._standing) >= _AT_ONCE:
+            runs = [run for run, _ in self._standing if run[0] == session.uid]
+            if len(runs) >= _OF_A_USER or runs.count(session.run) >= _OF_A_RUN:
                 return None
             left = min(max(0.0, message.seconds_left), PATIENCE)
             notice = Notice(
@@ -175,13 +178,15 @@ class Answers:
         p = self._delivery.active
         if p is None and (reason := self._notices.upcoming.near(self._turn.now)):
             self._delivery.checkpoint(session, reason, going=True)
-        if p is None or p.rehearsal or not p.takes(session):
+        if p is None or not p.takes(session):
             return
         # A process that lost its socket and is back: do not wait for an answer on its old connection.
-        for number, part in list(p.parts.items()):
-            if part.closed and not part.done and part.session.same_client(session):
-                del p.parts[number]
-        self._delivery.deliver(p, session)
+        parts = [(n, part) for n, part in p.parts.items() if part.closed and not part.done]
+        lost = [n for n, part in parts if part.session.same_client(session)]
+        for number in lost:
+            del p.parts[number]
+        if lost or not p.rehearsal:
+            self._delivery.deliver(p, session)
 
     def closed(self, event: Closed) -> None:
         """Note that a socket is closed, or that its process has died since."""
@@ -305,6 +310,12 @@ class Answers:
             else:
                 left = f"{p.left_at_first:.1f} s left for the save of the other ranks"
                 text = f"{p.notice.kind} notice from {p.notice.source}: {left}"
+            self._turn.log(text, logging.WARNING)
+        elif self._launchers.of(session, message.id) is None and session.uid not in self._launchers.refused:
+            self._launchers.refused.add(session.uid)
+            text = (
+                f"{session.who} tells of more {message.kind} notices than are kept: this one has no outcome"
+            )
             self._turn.log(text, logging.WARNING)
 
     def _report(self, p: Preemption, part: Participant, message: protocol.Message, news: bool) -> None:

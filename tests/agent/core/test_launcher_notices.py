@@ -184,3 +184,19 @@ def test_an_unknown_launcher_notice_is_ignored(kind: str) -> None:
     story.says(rank, Committed("n0", 7, 1000, 0.5, "file:///s/x", story.now))
     story.until(60)
     assert not story.outcomes
+
+
+def test_each_of_many_jobs_has_an_outcome_of_its_own() -> None:
+    """A scheduler ends all jobs of a user at once. What one run tells beyond two notices has none, which is said once."""
+    story = Story(command=False)
+    ranks = [story.opens(500 + n, run=f"job{n}", world=2) for n in range(24)]
+    for rank in ranks:
+        for id in ("sigterm", "second", "third", "fourth"):
+            tells(story, rank, id)
+    said = [log.text for log in story.all(Log) if "has no outcome" in log.text]
+    assert len(said) == 1
+    for rank in ranks:
+        for id in ("sigterm", "second", "third"):
+            commits(story, rank, id=id)
+    story.until(TOLD)
+    assert sorted(outcome.id for outcome in story.outcomes) == ["second"] * 24 + ["sigterm"] * 24

@@ -77,6 +77,23 @@ def test_a_lost_socket_is_waited_for_and_its_return_replaces_it() -> None:
     assert len(story.outcomes[0].sessions) == 1
 
 
+@pytest.mark.parametrize("preempt", [False, True])
+def test_a_process_that_lost_its_socket_in_a_drill_is_told_again(preempt: bool) -> None:
+    """And one that is new is not told of a drill after which training goes on."""
+    story = Story(command=False)
+    first = story.opens(500)
+    story.asks(preempt=preempt)
+    story.closes(first, alive=True)
+    again = story.opens(500)
+    assert [number for number, _ in story.sent(Preempt)] == [first, again]
+    if not preempt:
+        story.opens(501, rank=1)
+    story.commits(again)
+    (outcome,) = story.outcomes
+    assert (outcome.committed, len(outcome.sessions)) == (0.0, 1)
+    assert len(story.sent(Preempt)) == 2
+
+
 def test_a_socket_that_is_down_for_a_moment_costs_no_save() -> None:
     """Law 11: lost just before the notice, back just after it. No TERM, and its commit counts."""
     story = Story()
