@@ -1,19 +1,64 @@
-"""The first message of a peer: whether the agent takes it in, or why it refuses the peer."""
+"""Whether the agent takes in a peer by its user's other messages and by its first one, or why it refuses the peer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ...hooks.ipc import protocol
-from ...providers.clock import WEEK
-from .connection import Connection
+from ...hooks.ipc.protocol import Role
+from ...providers.clock import WEEK, Clock
+from .connection import A_CONNECTION, A_FIRST, Allowance, Connection, Limits
 from .process_stat import has_ended, is_exiting
+
+#: Why a question is refused whose user has asked too many.
+TOO_OFTEN = "your user asks too often: ask again in a second"
+
+
+class UserAllowances:
+    """What all connections of each user together may still send; it outlasts them.
+
+    New connections and registrations (`Role.NEW`), questions (`Role.ASKER`) and messages of training processes (`Role.HOOK`)
+    have an allowance each, so that questions leave room for the processes that save.
+    """
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._of: dict[tuple[int, Role], Allowance] = {}
+
+    def spend(self, uid: int, role: Role, count: float) -> bool:
+        """Count so many messages; return whether the user may send more."""
+        limits, now = self._limits, self._clock.monotonic()
+        if (uid, role) not in self._of:
+            # All processes of a user may register at once.
+            burst = limits.per_user * (A_CONNECTION + 1 + A_FIRST) if role is Role.NEW else limits.user_burst
+            self._of[uid, role] = Allowance(limits.user_rate, burst, now)
+        return self._of[uid, role].spend(count, now)
+
+    def admit(self, uid: int, *, returns: bool) -> bool:
+        """Count a new connection; return whether the user may have it. One too many is let in only if its process `returns`."""
+        if self.spend(uid, Role.NEW, 0):
+            self.spend(uid, Role.NEW, A_CONNECTION)
+            return True
+        if not returns or not self.spend(uid, Role.HOOK, 0):
+            return False
+        self.spend(uid, Role.HOOK, A_CONNECTION + A_FIRST)
+        return True
+
+    def admit_first(self, uid: int, *, registers: bool) -> bool:
+        """Count a first message; return False for a question too many. An admitted process may always register."""
+        role = Role.NEW if registers else Role.ASKER
+        if not registers and not self.spend(uid, role, 0):
+            return False
+        self.spend(uid, role, A_FIRST)
+        return True
 
 
 def refusal(
     connection: Connection,
     first: protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign,
     others: Iterable[Connection],
+    allowances: UserAllowances,
 ) -> str:
     """Return why the peer is refused; "" if it is not. The connection of a training process follows that process from now on.
 
@@ -21,7 +66,10 @@ def refusal(
         connection: the peer's connection.
         first: its first message.
         others: all connections.
+        allowances: what each user may still send.
     """
+    if not allowances.admit_first(connection.uid, registers=isinstance(first, protocol.Register)):
+        return TOO_OFTEN
     if isinstance(first, protocol.Foreign):
         return f"the agent speaks protocol {protocol.VERSION}, you speak {first.version}: install one spotguard for both"
     if isinstance(first, protocol.Register):

@@ -29,7 +29,7 @@ _A_MESSAGE = 4096
 #: Characters of a text of a message, and of a key or value; and the number of keys. The agent keeps some of them for long.
 _LONGEST, _SHORT, _KEYS = 2000, 200, 64
 #: Messages that a new connection counts as, and its first message: each registration concerns all sessions, as does each question.
-A_CONNECTION, _A_FIRST = 2, 8
+A_CONNECTION, A_FIRST = 2, 18
 #: Linux 6.5: the peer's pidfd from the socket. There is no moment in which the pid could belong to another process.
 _SO_PEERPIDFD = 77
 
@@ -51,11 +51,12 @@ class Limits:
     blocked: float = 10.0
     #: Bytes that wait for a peer.
     outgoing: int = 1024 * 1024
-    #: Messages a second of one connection, for good, and at once; and those of all connections of one user.
+    #: Messages a second of one connection, for good, and at once.
     rate: float = 20.0
     burst: float = 500.0
-    user_rate: float = 1000.0
-    user_burst: float = 2000.0
+    #: Those of one user: `per_user` ranks that save send four a second each.
+    user_rate: float = 2048.0
+    user_burst: float = 2048.0
     #: Processes that are followed after they lost their socket.
     followed: int = 256
 
@@ -71,10 +72,6 @@ class Allowance:
         left = min(self._burst, self._left + (now - self._at) * self._rate) - count
         self._left, self._at = max(-self._burst, left), now
         return self._left >= 0
-
-    @property
-    def spent(self) -> float:
-        return self._burst - self._left
 
 
 class Connection:
@@ -131,13 +128,13 @@ class Connection:
         # handler ran). The kernel never merges bytes of two senders in one read, so a child's read is discarded whole.
         if peer_credentials.sender(ancillary) != self.pid:
             return []
-        was_new, was_mid_frame = self.new, self.peer.mid_frame
+        was_mid_frame = self.peer.mid_frame
         messages = self.peer.feed(data)
         if not self.peer.mid_frame:
             self._frame_since = None
         elif messages or not was_mid_frame:
             self._frame_since = now
-        self.cost = max(len(messages), len(data) // _A_MESSAGE) + _A_FIRST * (was_new and not self.new)
+        self.cost = max(len(messages), len(data) // _A_MESSAGE)
         if not self.allowance.spend(self.cost, now):
             limits = self._limits
             raise ProtocolError(f"more than {limits.rate:g} messages a second, or {limits.burst:g} at once")
@@ -255,6 +252,10 @@ class DisconnectedPeers:
     def of(self, number: int) -> dict[int, int]:
         """Return the pidfds of a session's processes by pid. Two processes may have had the same session number."""
         return {pid: pidfd for (session, pid), pidfd in self._pidfds.items() if session == number}
+
+    def has(self, pid: int) -> bool:
+        """Return whether this process lives and has lost its socket."""
+        return any(pid == each for _, each in self._pidfds)
 
     def close(self) -> None:
         for pidfd in self._pidfds.values():

@@ -25,8 +25,8 @@ from ...providers.clock import Clock
 from ...providers.errors import ProtocolError
 from ...providers.text import NAME, clip
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
-from .admission import refusal
-from .connection import A_CONNECTION, Allowance, Connection, DisconnectedPeers, Limits
+from .admission import TOO_OFTEN, UserAllowances, refusal
+from .connection import Connection, DisconnectedPeers, Limits
 from .listener import listen
 from .process_stat import has_ended
 
@@ -34,6 +34,8 @@ logger = logging.getLogger("spotguard.agent")
 
 #: Seconds before the next turn after a bug.
 _AFTER_ERROR = 0.1
+#: Seconds for which the messages of a user who has sent too much wait.
+_PAUSE = 0.25
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -79,8 +81,10 @@ class Server:
         self._followed = DisconnectedPeers(
             self._selector, self._limits.followed, lambda number, reason: post(Closed(number, reason))
         )
-        #: By user; each outlasts the user's connections.
-        self._allowances: dict[int, Allowance] = {}
+        self._allowances = UserAllowances(self._limits, clock)
+        #: Connections that are not read until then, the longest unread first.
+        self._paused: dict[int, Connection] = {}
+        self._paused_until: float | None = None
         self._last_number = 0
         self._deaf_until: float | None = None
         self._stop = self._closed = False
@@ -157,7 +161,7 @@ class Server:
 
     def _timeout(self) -> float | None:
         """Return the seconds until some peer's time is over; None, and no wake-up at all, while no peer is late."""
-        due = [c.due for c in self._connections.values()] + [self._deaf_until]
+        due = [c.due for c in self._connections.values()] + [self._deaf_until, self._paused_until]
         first = min((t for t in due if t is not None), default=None)
         return None if first is None else max(0.0, first - self._clock.monotonic()) + 0.001
 
@@ -168,6 +172,10 @@ class Server:
                 self._drop(connection, why)
         if self._deaf_until is not None and now >= self._deaf_until:
             self._hear(True)
+        if self._paused_until is not None and now >= self._paused_until:
+            paused, self._paused, self._paused_until = self._paused, {}, None
+            for connection in paused.values():
+                self._ready(connection, selectors.EVENT_WRITE)  # `_flush` lets it be read again
 
     def _awake(self, mask: int) -> None:
         os.eventfd_read(self._wake_fd)
@@ -238,35 +246,31 @@ class Server:
             logger.warning("uid %d (pid %d) may not connect here", connection.uid, connection.pid)
             connection.release()
             return
-        if not self._has_room(connection.uid):
+        if not self._has_room(connection):
             connection.release()
             return
         try:
-            self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._ready(connection, mask))
+            self._watch(connection)
         except OSError as error:  # epoll's own limit, or no memory: epoll_ctl(2)
             logger.warning("no more connections: %s", error.strerror)
             connection.release()
             return
         self._connections[connection.number] = connection
 
-    def _allowance(self, uid: int, now: float) -> Allowance:
-        """Return what all connections of this user together may still send."""
-        if uid not in self._allowances:
-            self._allowances[uid] = Allowance(self._limits.user_rate, self._limits.user_burst, now)
-        return self._allowances[uid]
-
-    def _has_room(self, uid: int) -> bool:
-        limits, now = self._limits, self._clock.monotonic()
-        allowance = self._allowance(uid, now)
-        if not allowance.spend(0, now):  # it has sent too much
+    def _has_room(self, newcomer: Connection) -> bool:
+        limits, uid = self._limits, newcomer.uid
+        returns = self._followed.has(newcomer.pid)
+        if not self._allowances.admit(uid, returns=returns):
             return False
-        allowance.spend(A_CONNECTION, now)
         if sum(1 for c in self._connections.values() if c.new) >= limits.unregistered:
             self._drop_a_new_one("too many silent connections")
-        mine = sum(1 for c in self._connections.values() if c.uid == uid)
-        if len(self._connections) >= limits.connections or mine >= limits.per_user:
-            logger.warning("no room for another connection of uid %d: it has %d", uid, mine)
-            return False
+        mine = [c for c in self._connections.values() if c.uid == uid]
+        if len(self._connections) >= limits.connections or len(mine) >= limits.per_user:
+            other = next((c for c in mine if c.register is None), None)
+            if not returns or other is None:
+                logger.warning("no room for another connection of uid %d: it has %d", uid, len(mine))
+                return False
+            self._drop(other, "a training process of its user comes back")
         return True
 
     def _drop_a_new_one(self, why: str) -> bool:
@@ -290,7 +294,7 @@ class Server:
         try:
             if mask & selectors.EVENT_WRITE:
                 self._flush(connection)
-            if mask & selectors.EVENT_READ and not self._listen_to(connection):
+            if mask & selectors.EVENT_READ and not (self._pauses(connection) or self._listen_to(connection)):
                 # So ends each training. What ended it is told by the command's end, or by the launcher.
                 self._drop(connection, "it closed the connection", logging.DEBUG)
         except (ProtocolError, OSError) as error:
@@ -299,13 +303,19 @@ class Server:
             logger.error("dropping pid %d: %s: %s", connection.pid, type(error).__name__, error)
             self._drop(connection, "an error of the agent")
 
+    def _pauses(self, connection: Connection) -> bool:
+        """Leave the messages of a training process unread for a moment if those of its user are too many."""
+        if connection.register is None or self._allowances.spend(connection.uid, Role.HOOK, 0):
+            return False
+        self._paused[connection.number] = connection
+        self._paused_until = self._paused_until or self._clock.monotonic() + _PAUSE
+        self._watch(connection)
+        return True
+
     def _listen_to(self, connection: Connection) -> bool:
-        now = self._clock.monotonic()
-        messages = connection.read(now)
-        if not self._allowance(connection.uid, now).spend(connection.cost, now):
-            same_user = (each for each in self._connections.values() if each.uid == connection.uid)
-            most = max(same_user, key=lambda each: each.allowance.spent)
-            self._drop(most, "its user sends too much, and it sends most")
+        role = Role.NEW if connection.register is None else Role.HOOK
+        messages = connection.read(self._clock.monotonic())
+        self._allowances.spend(connection.uid, role, connection.cost)
         for message in messages or ():
             if connection.number not in self._connections:
                 return True
@@ -315,8 +325,9 @@ class Server:
     def _take(self, connection: Connection, message: Message) -> None:
         if not isinstance(message, protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign):
             self._post(Heard(connection.number, message))
-        elif why := refusal(connection, message, self._connections.values()):
-            logger.warning("refusing pid %d: %s", connection.pid, why)
+        elif why := refusal(connection, message, self._connections.values(), self._allowances):
+            level = logging.DEBUG if why == TOO_OFTEN else logging.WARNING
+            logger.log(level, "refusing pid %d: %s", connection.pid, why)
             connection.peer.role = Role.GONE
             self._say(connection, protocol.Refused(why))
         elif isinstance(message, protocol.Register):
@@ -360,10 +371,18 @@ class Server:
         if connection.closing and not connection.wants_to_write:
             self._drop(connection, "done")
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_to_write else 0)
-        key = self._selector.get_key(connection.sock)
-        if key.events != wanted:
-            self._selector.modify(connection.sock, wanted, key.data)
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        wanted = 0 if connection.number in self._paused else selectors.EVENT_READ
+        wanted |= selectors.EVENT_WRITE if connection.wants_to_write else 0
+        key = self._selector.get_map().get(connection.sock)
+        if wanted == (key.events if key else 0):
+            return
+        if key:
+            self._selector.unregister(connection.sock)
+        if wanted:
+            self._selector.register(connection.sock, wanted, lambda mask: self._ready(connection, mask))
 
     # --- the end of a connection ---
 
@@ -381,6 +400,7 @@ class Server:
     def _drop(self, connection: Connection, reason: str, level: int = logging.INFO) -> None:
         if self._connections.pop(connection.number, None) is None:
             return
+        self._paused.pop(connection.number, None)
         self._unregister(connection.sock)
         pidfd = connection.release()
         if pidfd < 0:

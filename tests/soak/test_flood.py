@@ -36,9 +36,9 @@ from tests.agent.core.test_flood import KINDS
 from tests.fakes.hook import FakeHook
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
-#: A user may send 1,000 messages a second, and each connection 20 for good.
+#: A user may send 2,048 messages a second, and each connection 20 for good.
 CONNECTIONS, A_SECOND = 50, 19.0
-#: Connections a second that ask or register, of the 500 that a user may have.
+#: Connections a second that ask or register, of the 1,024 that a user may have.
 VISITS = 300.0
 NOBODY = 65534
 

@@ -10,10 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from spotguard.agent.ipc.admission import refusal
+from spotguard.agent.ipc.admission import UserAllowances, refusal
+from spotguard.agent.ipc.connection import Limits
 from spotguard.hooks.ipc.protocol import Register
+from spotguard.providers.clock import SystemClock
 
 RUN = Register(1, "run", "train.py", store="s3://bucket/run")
+
+
+def allowances() -> UserAllowances:
+    return UserAllowances(Limits(user_rate=0, user_burst=1, per_user=1), SystemClock())
 
 
 @dataclass
@@ -35,7 +41,7 @@ def answered(newcomer: int, register: Register) -> Iterator[str]:
     pidfd = os.pidfd_open(os.getpid())
     try:
         known = Visitor(1000, os.getpid(), RUN, pidfd)
-        yield refusal(cast(Any, Visitor(newcomer, 2, None, -1)), register, [cast(Any, known)])
+        yield refusal(cast(Any, Visitor(newcomer, 2, None, -1)), register, [cast(Any, known)], allowances())
     finally:
         os.close(pidfd)
 
@@ -57,3 +63,12 @@ def test_another_user_run_store_or_rank_is_let_in(uid: int, register: Register) 
 def test_a_second_process_that_saves_the_same_is_refused() -> None:
     with answered(1000, RUN) as answer:
         assert answer.startswith(f"run id 'run' is being saved by pid {os.getpid()} already")
+
+
+def test_a_process_that_comes_back_has_room_when_its_users_new_connections_are_too_many() -> None:
+    """And not for ever: one that comes back all the time is a flood as well."""
+    left = allowances()
+    while left.admit(1, returns=False):
+        pass
+    assert left.admit(2, returns=False)
+    assert [left.admit(1, returns=True) for _ in range(3)] == [True, False, False]

@@ -11,7 +11,8 @@ import struct
 
 import pytest
 
-from spotguard.agent.events import Closed, Heard, Opened, Watching
+from spotguard.agent.events import Closed, Heard, Opened, StatusAsked, Watching
+from spotguard.agent.ipc.admission import TOO_OFTEN
 from spotguard.agent.ipc.connection import DisconnectedPeers, Limits
 from spotguard.hooks.ipc.protocol import (
     MAX_FRAME,
@@ -22,6 +23,7 @@ from spotguard.hooks.ipc.protocol import (
     Delivered,
     Position,
     Preempt,
+    Refused,
     Register,
     Role,
     Watch,
@@ -203,20 +205,63 @@ def test_a_peer_that_talks_too_much_is_dropped(serve: Serving, events: Events) -
         is_fine(server, hook, session, events)
 
 
-def test_the_loudest_process_of_a_user_who_sends_too_much_is_dropped(serve: Serving, events: Events) -> None:
-    """Though none sends too much for one; and the user has no new connection for a while."""
-    server = serve(Limits(user_rate=0, user_burst=300))
-    loud, number = registered(server, events)
-    quiet, session = registered(server, events)
-    with loud, quiet:
-        loud.say(*[Position(i) for i in range(270)])
-        quiet.say(*[Position(i) for i in range(30)])
-        closed = events.next(Closed)
-        assert (closed.session, closed.reason) == (number, "its user sends too much, and it sends most")
-        with FakeHook(server.path) as third:
-            assert third.hears_the_end()
-        server.send(session, Preempt("p", 1.0, 0.5, "terminate", "test"))
-        assert quiet.hear(Preempt).id == "p"
+def test_messages_of_a_user_who_sends_too_much_wait_and_nobody_is_dropped(
+    serve: Serving, events: Events
+) -> None:
+    """Each process keeps to its own limit: one that saves must not pay for the others."""
+    server = serve(Limits(user_rate=1000, user_burst=100))
+    hooks = [registered(server, events) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        for hook, _ in hooks:
+            stack.enter_context(hook).say(*[Position(i) for i in range(200)])
+        for hook, session in hooks:
+            is_fine(server, hook, session, events)  # what comes last is heard last
+    assert not [e for e in events.kept if isinstance(e, Closed)]
+
+
+def test_questions_of_a_user_leave_room_for_its_training_processes(serve: Serving, events: Events) -> None:
+    """One too many is answered with the reason."""
+    server = serve(Limits(user_rate=0, user_burst=17))
+    hook, session = registered(server, events)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hook)
+        asking = [stack.enter_context(FakeHook(server.path, Role.ANSWERER)) for _ in range(30)]
+        for each in asking:
+            each.say(Ask("status"))
+        for each in asking[1:]:
+            assert each.hear(Refused).reason == TOO_OFTEN
+        is_fine(server, hook, session, events)
+        late, number = registered(server, events)
+        is_fine(server, stack.enter_context(late), number, events)
+    assert len([e for e in events.drain() if isinstance(e, StatusAsked)]) == 1
+
+
+def test_as_many_processes_as_a_user_may_have_register_at_once(serve: Serving, events: Events) -> None:
+    server = serve(Limits(user_rate=0, user_burst=100, per_user=24))
+    with contextlib.ExitStack() as stack:
+        for _ in range(24):
+            stack.enter_context(FakeHook.registered(server.path))
+        assert not [e for e in events.drain() if isinstance(e, Closed)]
+        with FakeHook(server.path) as one_more:
+            assert one_more.hears_the_end()
+
+
+def test_a_process_that_lost_its_socket_comes_back_whatever_its_user_has_sent(
+    serve: Serving, events: Events
+) -> None:
+    """A question of its user gives way."""
+    server = serve(Limits(user_rate=0, per_user=2))
+    with registered(server, events)[0]:
+        pass
+    assert events.next(Closed).alive
+    with FakeHook(server.path, Role.ANSWERER) as first, FakeHook(server.path, Role.ANSWERER) as second:
+        for each in (first, second):
+            each.say(Watch(1))
+            events.next(Watching)
+        hook, session = registered(server, events)
+        with hook:
+            assert first.hears_the_end()
+            is_fine(server, hook, session, events)
 
 
 def test_long_texts_of_a_peer_are_cut(serve: Serving, events: Events) -> None:
