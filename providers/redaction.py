@@ -54,6 +54,12 @@ _SHAPES = tuple(
             "a password",
         ),
         (rf"\bwandb\s+login\s+(?:--?[\w-]{{1,60}}(?:=\S{{1,200}})?\s+){{0,8}}{_WRITTEN}", "a key of wandb's"),
+        # A library's, as in `wandb.login(key='…')`.
+        (
+            r"""\blogin\((?:[^()\n]{0,200}\b(?:token|key|password)\s{0,9}=)?\s{0,9}["'](?P<secret>[^\s"'$])""",
+            "a secret of a login",
+        ),
+        (rf"(?i)(?<=[?&])(?:(?:access|auth|id|refresh)_)?token={_WRITTEN}", "a secret by its name"),
         # docker's, az's, helm's …
         (rf"\slogin(?=\s)[^\n|;&]{{0,500}}\s-p\s{{0,9}}{_WRITTEN}", "a password"),
         (rf"\bsshpass\s+-p\s*{_WRITTEN}", "a password"),
@@ -79,7 +85,7 @@ _SHAPES = tuple(
 
 #: A name and its value. The value is in a lookahead, so that the next name may begin inside it.
 _GIVEN = re.compile(
-    r"""(?<![\w${-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})(?P<quote>["']?)"""
+    r"""(?<![\w$-])(?<!\$\{)(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})(?P<quote>["']?)"""
     r"""(?P<between>\s{0,9}=\s{0,9}|\s{0,9}:\s{0,9}|\s{1,9})(?=["']?(?P<value>[^\s"';]{1,1000}))"""
 )
 #: A name in a text, and what stands before its value. A list may hold both ('--password', '…'), a shell's command an option.
@@ -99,13 +105,16 @@ _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL
 )
 _REST = re.compile(r"""[^\s"';&]*""")
-#: Endings of a secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's.
-_SECRET = re.compile(
-    r"(?:pass(?:word|wd|phrase)|(?:^|_)pwd?|secret"
-    r"|(?:api|secret|access|private|storage|account|auth|signing|licen[cs]e)_?key)$"
+#: Endings of a password's name. One of several has a digit.
+_PASSWORD = re.compile(
+    r"(?:pass(?:word|wd|phrase|code)_?[0-9]?|(?:^|_)(?:pwd?|(?:db|ftp|smtp|user)_?(?:pass|pw)))$"
 )
-#: Endings of a password's name, and words behind it that are of a sentence or a type, and not a password.
-_PASSWORD = re.compile(r"(?:pass(?:word|wd|phrase)|(?:^|_)pwd?)$")
+#: Endings of another secret's name. A name that continues (`--token-type`, `--api-key-file`) is another value's.
+_SECRET = re.compile(
+    r"(?:secret|(?:api|secret|access|private|storage|account|auth|signing|licen[cs]e)_?key)_?[0-9]?$|"
+    + _PASSWORD.pattern
+)
+#: Words behind a password's name that are of a sentence or a type, and not a password.
 _NO_PASSWORD = frozenset(
     [
         "blank",
@@ -166,25 +175,28 @@ _JUDGED = 256
 #: Endings that may also name a tokenizer's word or a count. They count as a secret's if the name is in capitals, as in the
 #: environment, or if the value looks made by a machine.
 _PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
-_PERHAPS_OF_OPTION = re.compile(r"(?:^|_)(?:pass|key|credentials?|auth|bearer|sas)$")
+_PERHAPS_OF_OPTION = re.compile(r"(?:^|_)(?:pass|key|(?P<login>cred(?:ential)?s?|auth)|bearer|jwt|pat|sas)$")
+#: The value of a login: a user's name and a password.
+_LOGIN = re.compile(r"[^\s:/]+:[^\s:/]+")
 _MADE = re.compile(
     r"(?:(?=.*[0-9])(?=.*[A-Za-z])[\w.~+/:-]{8,}|(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*(?:[&|>)].*)?"
 )
-#: An option's value that looks made by a machine or for a machine, and its like behind a `-p` as mysql takes it. A name of a file is
-#: none, nor a place in a store, nor a port.
+#: An option's value that looks made by a machine or for a machine. A name of a file is none, nor a place in a store, nor a port.
 _MADE_FOR_OPTION = re.compile(
     r"(?=[^/]*[0-9])(?=[^/]*[A-Za-z])(?![0-9]+:)(?!.*\.[a-z]{2,5}\Z)[^\s/]{6,}|(?:(?=.*[a-z])(?=.*[A-Z])[\w.~+/:-]{16,})=*"
 )
-_SHORT_OPTION = re.compile(r"(?:\A|\s)-p(?![.~$-])(?P<value>\S{8,})\Z")
 #: A command whose `--secret=NAME` names a secret of Google's Secret Manager.
 _GCLOUD = re.compile(r"(?:\A|[\s/|;&(])gcloud\s[^\n|;&]*\Z")
-#: Names that are not secrets: EOS_TOKEN is a tokenizer's word, MAX_TOKEN a count, and a forward pass is no password.
+#: Names that are not secrets: EOS_TOKEN is a tokenizer's word, MAX_TOKEN a count, a forward pass is no password, and a sort key
+#: is the name of a column.
 _OF_TEXT = re.compile(
-    r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$|(?:forward|backward)_pass$"
+    r"(?:^|_)(?:max|min|num|n|per|new|eos|bos|pad|unk|sep|cls|mask|stop|start|end|next|special|image|audio|video)_?token$"
+    r"|(?:forward|backward|low|high|band)_pass$"
+    r"|(?:^|_)(?:sort|group|partition|index|primary|foreign|public|cache|image|audio|video|text|caption|label|target|input|output)_key$"
 )
-#: Values that are not tokens: a count, a truth value, a mark, a layer's name. (A password may be one of them.)
+#: Values that are not tokens: a count, a truth value, a mark, a protocol, a layer's name. (A password may be one of them.)
 _NO_TOKEN = re.compile(
-    r"(?i)0?(?:\.[0-9]+)?|[1-9][0-9_.]{0,8}[kmg]?|true|false|yes|no|none|null|[<\[].*[>\]]|(?-i:[a-z][a-z0-9_]*(?:\.[a-z0-9_]+){2,})"
+    r"(?i)(?:oauth|kerberos)[0-9][a-z_-]{0,12}|0?(?:\.[0-9]+)?|[1-9][0-9_.]{0,8}[kmg]?|true|false|yes|no|none|null|[<\[].*[>\]]|(?-i:[a-z][a-z0-9_]*(?:\.[a-z0-9_]+){2,})"
 )
 #: Values that only point to a secret: its location, or code that reads it.
 _ELSEWHERE = re.compile(
@@ -222,9 +234,7 @@ def redacted(command: Sequence[str]) -> list[str]:
             text = candidate.replace(_LEFT_OUT, _VARIABLE)
             together = " ".join([*before[-_TOGETHER:], text])
             if not looks_secret(together) and not any(map(_is_option_of_one, _GIVEN.finditer(together))):
-                short = _SHORT_OPTION.search(together)
-                if short is None or not _MADE_FOR_OPTION.fullmatch(short["value"]):
-                    break
+                break
         kept.append(candidate)
         before.append(text)
     return kept
@@ -291,8 +301,10 @@ def _is_given_one(match: re.Match[str]) -> bool:
     between = match["between"].strip() or " "
     if between == " " and not match["dashes"]:
         return False  # two separate words
-    if between == ":" and not (match["quote"] or match["dashes"]):
-        return False  # a sentence; JSON quotes its names
+    if between == ":" and not (match["quote"] or match["dashes"] or _MADE.fullmatch(value)):
+        before = match.string[max(0, match.start() - _JUDGED) : match.start()].rstrip()
+        if "{" not in before or before[-1] not in "{,":
+            return False  # a sentence; JSON quotes its names, YAML has them in braces
     if match["dashes"] and name.lower() == "secret" and _GCLOUD.search(match.string, 0, match.start()):
         return False  # `gcloud secrets versions access latest --secret=NAME`
     return _is_secret(name, value)
@@ -301,11 +313,13 @@ def _is_given_one(match: re.Match[str]) -> bool:
 def _is_option_of_one(match: re.Match[str]) -> bool:
     """Return whether an option of a command has a value that may be a secret. (A command that is only shown may lose one too many.)"""
     name, value = _plain(match["name"]), match["value"].rstrip(",)}")
-    if not (match["dashes"] or match["between"] == "=") or not _PERHAPS_OF_OPTION.search(name):
+    option = _PERHAPS_OF_OPTION.search(name)
+    if option is None or not (match["dashes"] or match["between"] == "="):
         return False
     if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value) or _ELSEWHERE.match(value):
         return False
-    return name.endswith("pass") or _MADE_FOR_OPTION.fullmatch(value) is not None
+    login = option["login"] is not None and _LOGIN.fullmatch(value)
+    return name.endswith("pass") or bool(login or _MADE_FOR_OPTION.fullmatch(value))
 
 
 def _is_secret(given: str, value: str) -> bool:
