@@ -24,8 +24,10 @@ class SignalGroup:
     """Send this signal to the command's whole process group."""
 
     signum: int
-    #: Somebody sent it to `run`. If no process of the group handles SIGUSR1, which would end them, it comes back as an event.
+    #: Somebody sent it to `run`. SIGUSR1 goes only to processes that handle it. It comes back as an event if there is none, or if
+    #: it would end one of the training processes in `trained`.
     passed_on: bool = False
+    trained: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Signalled:
     signum: int
     #: The whole system is on its way to power-off or reboot. Only set for a service's SIGTERM.
     going_down: bool = False
-    #: No process of the command's group handles it, so it was not passed on.
+    #: No process of the command's group handles it, or a training process does not, so it was not passed on.
     unhandled: bool = False
 
 

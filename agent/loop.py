@@ -357,7 +357,10 @@ class Agent:
         self, action: SignalGroup | KillGroup | SignalOrphans | Look | Rest | Launch, supervisor: Supervisor
     ) -> None:
         if isinstance(action, SignalGroup):
-            (supervisor.pass_on if action.passed_on else supervisor.signal)(action.signum)
+            if action.passed_on:
+                supervisor.pass_on(action.signum, action.trained)
+            else:
+                supervisor.signal(action.signum)
         elif isinstance(action, KillGroup):
             supervisor.kill()
         elif isinstance(action, SignalOrphans):

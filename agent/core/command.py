@@ -84,6 +84,11 @@ class CommandGroup:
         """The pid of the command; 0 if there is none."""
         return self.current.pid if self.current is not None else 0
 
+    @property
+    def trained(self) -> frozenset[int]:
+        """The pids of the training processes of this start, also of those that have ended."""
+        return frozenset(self.current.trained if self.current is not None else ())
+
     def joined(self, session: Session) -> None:
         """Note that a training process of this start has registered."""
         if self.current is not None and session.store:

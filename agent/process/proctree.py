@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import suppress
 from functools import partial
 
 from ..config.options import PARENT
@@ -34,21 +33,41 @@ def below(top: int) -> dict[int, ProcessStat]:
 
 def kill(them: Mapping[int, ProcessStat]) -> None:
     """Send SIGKILL to those of these processes that still live."""
+    _send_checked(signal.SIGKILL, them)
+
+
+def _send_checked(signum: int, them: Mapping[int, ProcessStat]) -> None:
     for pid, stat in them.items():
-        signal_checked(pid, signal.SIGKILL, partial(_is, pid, stat.born))
+        signal_checked(pid, signum, partial(_is, pid, stat.born))
 
 
-def handles(group: int, signum: int) -> bool:
-    """Return whether a process of this group handles the signal, or ignores it (proc_pid_status(5))."""
+def send_handled(signum: int, group: int, trained: Set[int]) -> bool:
+    """Send a signal to the processes of this group that handle it, or ignore it (proc_pid_status(5)).
+
+    Returns:
+        False if no process does, or if one of the live processes in `trained` does not. Nothing was sent then.
+    """
+    handling: dict[int, ProcessStat] = {}
     for pid in pids():
-        stat = stat_of(pid)
-        if stat is None or stat.group != group or stat.ended:
+        stat = _living(pid)
+        if stat is None or (stat.group != group and pid not in trained):
             continue
-        with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        if _handles(pid, signum):
+            handling[pid] = stat
+        elif pid in trained:
+            return False
+    meant = {pid: stat for pid, stat in handling.items() if stat.group == group}
+    _send_checked(signum, meant)
+    return bool(meant)
+
+
+def _handles(pid: int, signum: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status") as file:
             masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn:", "SigCgt:"))]
-            if any(mask >> (signum - 1) & 1 for mask in masks):
-                return True
-    return False
+    except OSError:  # it has just ended
+        return False
+    return any(mask >> (signum - 1) & 1 for mask in masks)
 
 
 def look(group: int, orphaned: Set[int], env: Mapping[str, str]) -> tuple[bool, bool]:

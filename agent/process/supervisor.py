@@ -24,7 +24,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
@@ -150,13 +150,16 @@ class Supervisor:
             # SIGCONT does nothing to a running process. systemd sends it too (systemd.kill(5)).
             self._send(signal.SIGCONT)
 
-    def pass_on(self, signum: int) -> None:
-        """Send a signal that was sent to this process. SIGUSR1 comes back as an event if it would end the command."""
+    def pass_on(self, signum: int, trained: Set[int] = frozenset()) -> None:
+        """Send a signal that was sent to this process. SIGUSR1 goes only to processes of the group that handle it.
+
+        It comes back as an event if none does, or if one of the training processes in `trained` does not.
+        """
         # Schedulers and launchers send it before a time limit. Its default is the end, without a save.
-        if signum == signal.SIGUSR1 and self._pid and not proctree.handles(self._pid, signum):
-            self._post(Signalled(signum, unhandled=True))
-        else:
+        if signum != signal.SIGUSR1 or not self._pid:
             self.signal(signum)
+        elif not proctree.send_handled(signum, self._pid, trained):
+            self._post(Signalled(signum, unhandled=True))
 
     def kill(self) -> None:
         """Kill the whole group now, also the rest of it after the command's end.

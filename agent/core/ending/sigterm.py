@@ -46,10 +46,10 @@ class RunSignals:
         if unhandled:
             name = signal.Signals(signum).name
             if self._command.running:
-                self._turn.log(f"{name} would end the command, which does not handle it: taken for a notice")
+                self._turn.log(f"{name} would end training, which does not handle it: taken for a notice")
                 self._delivery.noticed(sigterm_notice(self._turn, name))
         elif signum in PASSED_ON:
-            self._turn.do(SignalGroup(signum, passed_on=True))
+            self._turn.do(SignalGroup(signum, passed_on=True, trained=self._command.trained))
         elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
             self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
         elif signum == signal.SIGINT or self._turn.terms:

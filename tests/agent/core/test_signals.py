@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from spotguard.agent.actions import SignalGroup
 from spotguard.agent.events import CommandEnded, Signalled
 from spotguard.hooks.ipc.protocol import Leave, Preempt, Resume, Withdrawn
 from tests.agent.core.telling import only
@@ -121,6 +122,13 @@ def test_other_signals_are_passed_on(signum: int) -> None:
     story.signal(signum)
     assert story.signals == [signum]
     assert story.code is None
+
+
+def test_sigusr1_is_passed_on_with_the_training_processes_that_it_must_not_end() -> None:
+    story = Story()
+    story.opens()
+    story.signal(signal.SIGUSR1)
+    assert story.all(SignalGroup)[-1].trained == {story.pid}
 
 
 def test_sigusr1_that_the_command_does_not_handle_is_a_notice() -> None:

@@ -171,6 +171,33 @@ def test_sigusr1_is_passed_on_only_to_a_command_that_handles_it(action: str, sta
     assert ended.pid == pid
 
 
+@pytest.mark.parametrize("registered", ["leader", "child", "nobody"])
+def test_sigusr1_ends_no_training_beside_a_process_that_handles_it(registered: str, stand: Stand) -> None:
+    """A shell's trap or a data loader's handler says nothing of the trainer, which would end without a save."""
+    command = stand.python(
+        f"""
+import os, signal
+report = int(os.environ["REPORT"])
+child = os.fork() == 0
+{STAYS_AWAKE}
+if child:
+    signal.signal(signal.SIGUSR1, lambda n, frame: os.write(report, b"child heard\\n"))
+    os.write(report, b"%d\\n" % os.getpid())
+while True: signal.pause()
+"""
+    )
+    leader = command.start()
+    pids = {"leader": leader, "child": int(stand.report.next()), "nobody": 0}
+    command.pass_on(signal.SIGUSR1, {pids[registered]})
+    if registered == "leader":
+        assert stand.events.get(timeout=TIMEOUT) == Signalled(signal.SIGUSR1, unhandled=True)
+    else:
+        assert stand.report.next() == "child heard"
+    command.signal(signal.SIGTERM)
+    assert stand.ended() == (leader, -signal.SIGTERM), "SIGUSR1 has not ended it before"
+    assert stand.events.empty()
+
+
 def test_a_signal_before_the_start_is_kept(stand: Stand) -> None:
     """A notice that comes while we are starting is not lost."""
     supervisor = stand.supervise("sleep", "1000")
