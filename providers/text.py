@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 #: Characters that are kept of a peer's name, and of its other text.
@@ -10,6 +10,8 @@ NAME = 80
 TEXT = 300
 #: Objects of checkpoints that a message names one by one: 500 keys of 100 characters are a fifth of the largest frame.
 _MOST_OBJECTS = 500
+#: What users write for yes and for no, in small letters.
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def span(seconds: float) -> str:
@@ -73,6 +75,11 @@ def key_list(keys: Collection[str]) -> str:
     if len(keys) > _MOST_OBJECTS:
         keys = {key if key.endswith("/") else key.rsplit("/", 2)[0] + "/" for key in keys}
     return " ".join(sorted(keys)[:_MOST_OBJECTS])
+
+
+def value_in(env: Mapping[str, str], variable: str) -> str:
+    """Return a variable's value without blanks around it. Set but empty is not set, as with LANG and its kind."""
+    return env.get(variable, "").strip()
 
 
 def store_url(text: str) -> str:

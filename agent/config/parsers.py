@@ -21,11 +21,8 @@ from ...providers.clock import WEEK
 from ...providers.dates import parse_duration
 from ...providers.errors import UsageError
 from ...providers.run_id import RUN_ID, is_run_id
-from ...providers.text import store_url
+from ...providers.text import NO, YES, store_url
 from ..core.state import BUDGET, RecoveryAction, RecoveryRule
-
-_YES = ("true", "yes", "on", "1")
-_NO = ("false", "no", "off", "0")
 
 PROVIDERS = ("auto", "aws", "azure", "gcp", "none")
 
@@ -128,9 +125,9 @@ def keep(origin: str, text: str) -> str:
 
 def yes_or_no(origin: str, text: str) -> bool:
     word = text.lower()
-    if word not in _YES + _NO:
+    if word not in YES + NO:
         refuse(origin, text, "true or false")
-    return word in _YES
+    return word in YES
 
 
 def one_of(*words: str) -> Callable[[str, str], str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS
 from ...providers.errors import UsageError
-from ...providers.text import did_you_mean
+from ...providers.text import did_you_mean, value_in
 from . import parsers
 from .options import (
     CONFIG_VARIABLE,
@@ -76,7 +76,7 @@ def resolve(
     env = without_parent(env)
     given = _from_file(_file_name(flags, env))
     for setting in SETTINGS:
-        if text := env.get(setting.variable, ""):  # set but empty is not set, as with LANG and its kind
+        if text := value_in(env, setting.variable):
             given[setting.name] = Given(setting.variable, text)
         if setting.name in flags:
             given[setting.name] = Given(setting.flag, flags[setting.name])
@@ -107,7 +107,7 @@ def _variable_near(name: str, known: list[str]) -> str:
 def _file_name(flags: Mapping[str, str], env: Mapping[str, str]) -> Given | None:
     if "config" in flags:
         return Given("--config", flags["config"])
-    return Given(CONFIG_VARIABLE, name) if (name := env.get(CONFIG_VARIABLE, "")) else None
+    return Given(CONFIG_VARIABLE, name) if (name := value_in(env, CONFIG_VARIABLE)) else None
 
 
 def _from_file(name: Given | None) -> dict[str, Given]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...providers.errors import UsageError
-from ...providers.text import store_url
+from ...providers.text import NO, YES, store_url, value_in
 from ..checkpoint.format.keys import check_run_id
 from ..ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_of_text
 from .names import default_run_id, default_store, launchers
@@ -29,8 +29,6 @@ log = logging.getLogger("spotguard")
 _KEEP = 3
 #: Behind the name of a run in which `spotguard simulate failure` lets a failure happen.
 SIMULATED = "-simulated"
-
-_YES, _NO = ("1", "yes", "true"), ("", "0", "no", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,9 @@ class Settings:
         run = run_name(run_id)
         if simulated := os.environ.get("SPOTGUARD_SIMULATED_FAILURE", ""):
             run = f"{run}{SIMULATED}"  # what a failure leaves, wrong weights included, is not to be resumed from
-        every = os.environ.get("SPOTGUARD_EVERY", "auto")
+        every = value_in(os.environ, "SPOTGUARD_EVERY").lower() or "auto"
         CheckpointSchedule(every, 0.0)
-        own = os.environ.get("SPOTGUARD_RUN_ID") == run
+        own = value_in(os.environ, "SPOTGUARD_RUN_ID") == run
         return cls(
             store=given_store(store),
             run_id=run,
@@ -156,7 +154,7 @@ def given_store(given: str | os.PathLike[str] | None) -> str:
             "'s3://bucket/prefix', and give each value a name, as in model=model"
         )
     given = given if given is None else os.fspath(given)
-    return store_url(given or os.environ.get("SPOTGUARD_STORE") or default_store(os.getcwd()))
+    return store_url(given or value_in(os.environ, "SPOTGUARD_STORE") or default_store(os.getcwd()))
 
 
 def run_name(given: str | None) -> str:
@@ -165,8 +163,8 @@ def run_name(given: str | None) -> str:
     Raises:
         UsageError: the name cannot be a directory's name.
     """
-    default = os.environ.get("SPOTGUARD_RUN_ID") or default_run_id(sys.orig_argv, os.getcwd(), os.environ)
-    return check_run_id(given or default)
+    configured = given or value_in(os.environ, "SPOTGUARD_RUN_ID")
+    return check_run_id(configured or default_run_id(sys.orig_argv, os.getcwd(), os.environ))
 
 
 def _stage_folder() -> Path | None:
@@ -175,7 +173,7 @@ def _stage_folder() -> Path | None:
     Raises:
         UsageError: the path is not absolute, so it would depend on the working directory.
     """
-    text = os.environ.get("SPOTGUARD_STAGE", "")
+    text = value_in(os.environ, "SPOTGUARD_STAGE")
     if text and not os.path.isabs(text):
         raise UsageError(
             f"SPOTGUARD_STAGE={text!r} is not an absolute path; set it as in /mnt/nvme/spotguard"
@@ -191,7 +189,7 @@ def _kept(variable: str) -> Keep:
     """
     from ..checkpoint.retention import Keep
 
-    text = os.environ.get(variable, "")
+    text = value_in(os.environ, variable)
     try:
         return Keep.of(text) if text else Keep(_KEEP)
     except ValueError:
@@ -207,7 +205,7 @@ def extras_worth() -> int:
     Raises:
         UsageError: the variable holds no number of steps.
     """
-    text = os.environ.get("SPOTGUARD_EXTRAS_WORTH", "")
+    text = value_in(os.environ, "SPOTGUARD_EXTRAS_WORTH")
     if not text:
         from ..checkpoint.ranking import EXTRAS_WORTH
 
@@ -225,7 +223,7 @@ def skipped_until(run_id: str) -> int:
     Raises:
         UsageError: the variable holds no run and step.
     """
-    text = os.environ.get(SKIP_STEPS, "")
+    text = value_in(os.environ, SKIP_STEPS)
     run, _, step = text.rpartition(":")
     if text and not (run and step.isascii() and step.isdigit() and len(step) < 16):
         raise UsageError(
@@ -240,10 +238,10 @@ def _yes(variable: str) -> bool:
     Raises:
         UsageError: the variable holds neither yes nor no.
     """
-    text = os.environ.get(variable, "")
-    if text.lower() not in _YES + _NO:
+    text = value_in(os.environ, variable)
+    if text and text.lower() not in YES + NO:
         raise UsageError(f"{variable}={text!r} is neither yes nor no; correct it, or unset it")
-    return text.lower() in _YES
+    return text.lower() in YES
 
 
 def completed_steps(given: int) -> int:

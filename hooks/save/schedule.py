@@ -208,6 +208,6 @@ def _seconds(every: str) -> float:
     seconds = parse_duration(every)
     if seconds is None or not seconds > 0:
         raise UsageError(
-            f"every={every!r} is not an interval: use seconds above 0 (60 or 5m), 'auto', or 'off'"
+            f"SPOTGUARD_EVERY={every!r} is not an interval: use seconds above 0 (60 or 5m), 'auto', or 'off'"
         )
     return seconds

@@ -46,6 +46,18 @@ def meant(url: str | None, run_id: str | None = None) -> Target:
     return target(argparse.Namespace(url=url, run_id=run_id))
 
 
+@pytest.mark.parametrize("command", READERS, ids=lambda words: words[0])
+@pytest.mark.parametrize("run", [[], ["--run-id", "run-7"]], ids=["any run", "one run"])
+def test_a_folder_that_is_missing_is_said_to_be(
+    run: list[str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same words by each command, and nobody makes it."""
+    words = [word.format(folder=tmp_path) for word in command]
+    assert main.main([words[0], str(tmp_path / "gone"), *words[1:], *run]) == 1
+    assert f"there is no directory {tmp_path / 'gone'}: check the URL" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "place",
     few_fast(["checkpoints", "shared/checkpoints/", "shared/checkpoints", "a/checkpoints/checkpoints"], 2),

@@ -15,7 +15,9 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from spotguard.agent.config.resolve import resolve
 from spotguard.hooks.arguments.settings import Settings
+from spotguard.hooks.checkpoint.retention import Keep
 from spotguard.hooks.consensus import process_group
 from spotguard.hooks.consensus.channel import Channel
 from spotguard.hooks.consensus.stores.connection import JobStore
@@ -66,8 +68,35 @@ def error_of(store: object) -> SpotguardError:
 @pytest.mark.parametrize("name", [name for name in WRONG if name != "SPOTGUARD_STORE"])
 def test_each_setting_is_checked_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, WRONG[name])
-    with pytest.raises(UsageError, match=f"{name}|cannot be the name|is not an interval"):
+    with pytest.raises(UsageError, match=f"{name}|cannot be the name"):
         Settings.of()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("every", "", "auto"),
+        ("every", " OFF ", "off"),
+        ("keep", " 3 ", "3"),
+        ("keep", " ", "3"),
+        ("stage", " /tmp ", "/tmp"),
+        ("stage", " ", None),
+        ("lossy_moments", "on", True),
+        ("begin_anew", " off", False),
+        ("extras_worth", " 7 ", 7),
+        ("run_id", " gpt ", "gpt"),
+    ],
+)
+def test_a_variable_means_the_same_under_run_and_without_it(
+    option: str, text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blanks around it count for nothing, and one that is empty is not set."""
+    variable = f"SPOTGUARD_{option.upper()}"
+    assert getattr(resolve("run", {}, {variable: text}), option) == value
+    monkeypatch.setenv(variable, text)
+    own = getattr(Settings.of(), {"lossy_moments": "lossy"}.get(option, option))
+    wanted = {"keep": Keep(3), "stage": Path(str(value))}.get(option, value)
+    assert own == (None if value is None else wanted)
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "file"])

@@ -21,6 +21,7 @@ from spotguard.providers.run_id import is_run_id
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from spotguard.providers.stores.names import folder_of, read_place
+from spotguard.providers.text import value_in
 
 from .next_restore import next_restore
 from .select_agent import checked_run_id
@@ -58,6 +59,7 @@ class Target:
         if len(runs) == 1:
             return runs[0]
         if not runs:
+            self.check_there()
             raise CheckpointError(f"{self.store.url} holds no run: check the URL, or train with this store")
         raise UsageError(f"{self.store.url} holds several runs: pass --run-id with one of {', '.join(runs)}")
 
@@ -71,6 +73,7 @@ class Target:
         folders = scan(self.store, run_id)
         meant = [folder for folder in folders if self.means(folder.name)]
         if not meant:
+            self.check_there()
             asked = "" if self.name is None and self.step is None else f" {self._said()}"
             steps = sorted({folder.name.step for folder in folders}, reverse=True)
             others = (
@@ -130,7 +133,7 @@ def target(arguments: argparse.Namespace) -> Target:
     step = _step(getattr(arguments, "step", None))
     if not arguments.url:
         # The default of `run`. It is always a store, even if its name has the form of a run or a checkpoint.
-        if configured := os.environ.get("SPOTGUARD_STORE"):
+        if configured := value_in(os.environ, "SPOTGUARD_STORE"):
             return Target(open_store(read_place("SPOTGUARD_STORE", configured)), run_id, step=step)
         return Target(open_store(read_place("the default", default_store(os.getcwd()))), run_id, step=step)
     store, url_run_id, name = _place(read_place("URL", arguments.url))

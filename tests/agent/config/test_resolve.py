@@ -201,7 +201,7 @@ def test_a_bad_value_names_its_origin(tmp_path: Path, name: str, text: str, expe
     in_file = file_with(tmp_path, f'{name} = "{quoted}"\n')
     for origin, line in (
         (setting.flag, refusal({name: text})),
-        (setting.variable, refusal({}, {setting.variable: text})),
+        *([(setting.variable, refusal({}, {setting.variable: text}))] if text.strip() else ()),
         (f"{in_file['config']}: {name}", refusal(in_file)),
     ):
         assert line.startswith(f"{origin} {text!r}: expected")
