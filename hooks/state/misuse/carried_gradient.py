@@ -51,7 +51,7 @@ class CarriedGradient:
         self.close()
         self._param = min(given, key=lambda p: local(p).numel(), default=None)
 
-    @unserializable_hook
+    @unserializable_hook  # type: ignore[untyped-decorator]  # else torch warns where the parameter is pickled
     def _adding(self, _: Any) -> None:
         """Look at the gradient before backward adds to it. In the thread that adds."""
         if self._param is None or self._used or self._dropped or not self._pending:
