@@ -314,7 +314,7 @@ class Answers:
         elif self._launchers.of(session, message.id) is None and session.uid not in self._launchers.refused:
             self._launchers.refused.add(session.uid)
             text = (
-                f"{session.who} tells of more {message.kind} notices than are kept: this one has no outcome"
+                f"{session.who} reports more {message.kind} notices than are kept: this one has no outcome"
             )
             self._turn.log(text, logging.WARNING)
 
