@@ -140,15 +140,15 @@ class AttributeWatch:
 
         Numbers that a script sets are the script's. Tensors may be changed under other names, and what a wrapper averages is for others.
         """
-        read, changed = _used(each.owner.__class__)
-        reads, changes = each.key in read or not read, each.key in changed
+        read, changed, grown = _used(each.owner.__class__)
+        reads, changes, grows = each.key in read or not read, each.key in changed, each.key in grown
         shapes = self._around.get(each.name, (None, frozenset()))[1]
         tensors = [*_tensors(each.value)]
         if not tensors:
             return reads and changes and not shapes and not self._has_container(each.value)
         loose, kept = getattr(each.owner, "_non_persistent_buffers_set", ()), self._saved()
         unsaved = {t.shape for t in tensors if each.key in loose or not kept.has(t)}
-        return bool(unsaved) and shapes <= unsaved and (reads or (changes and each.remedy is _AROUND))
+        return bool(unsaved) and shapes <= unsaved and (reads or (grows and each.remedy is _AROUND))
 
     def _has_container(self, value: Any) -> bool:
         held = (each if isinstance(each, dict) else objects.attributes(each) for each in self._registered)
@@ -207,24 +207,24 @@ def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _used(kind: type) -> tuple[set[str], set[str]]:
-    """Return the attributes that a step or a forward reads for more than to change or show them, and those that it changes, both as an
-    earlier turn left them. No names come from code without source, nor from the state of a communication hook, whose function steps.
+def _used(kind: type) -> tuple[set[str], set[str], set[str]]:
+    """Return the attributes that a step or a forward reads for more than to change or show them, those that it changes, both as an
+    earlier turn left them, and those of these that it does not merely set anew. No names come from code without source, nor from the state of a communication hook, whose function steps.
     """
     classes = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
     names = {key for each in classes for key in vars(each) if "step" in key or key in ("forward", "__call__")}
-    read, changed, done = set[str](), set[str](), set[str]()
+    read, changed, grown, done = set[str](), set[str](), set[str](), set[str]()
     while names := names - done:
         done |= names
         for name in names:
             for method in (vars(each)[name] for each in classes if name in vars(each)):
                 me, statements = _source(getattr(method, "fget", method))
                 if statements:
-                    _follow(me, statements, read, changed)
+                    _follow(me, statements, read, changed, grown)
                 if "super" not in (getattr(each, "id", "") for top in statements for each in ast.walk(top)):
                     break
         names = {*read}
-    return read, changed
+    return read, changed, grown
 
 
 def _source(method: Any) -> tuple[str, list[ast.stmt]]:
@@ -236,10 +236,10 @@ def _source(method: Any) -> tuple[str, list[ast.stmt]]:
     return "", []
 
 
-def _follow(me: str, statements: list[ast.stmt], read: set[str], changed: set[str]) -> None:
-    """Add what the statements of a method read and change. What it sets at its top before it reads it, no turn leaves for the next."""
+def _follow(me: str, statements: list[ast.stmt], read: set[str], changed: set[str], grown: set[str]) -> None:
+    """Add what the statements of a method read, change, and change otherwise than by a new value. What it sets at its top before it reads it, no turn leaves for the next."""
     here, scratch = set[str](), set[str]()
-    for top in statements:
+    for top in _always(statements):
         for statement in ast.walk(top):
             if isinstance(statement, ast.stmt) and not _shows(statement):
                 loads, sets = _touched(statement, me)
@@ -249,10 +249,22 @@ def _follow(me: str, statements: list[ast.stmt], read: set[str], changed: set[st
                 if all(each <= own for each, own in inside):  # as in a history that is cut when it is long
                     loads -= {key for _, own in inside for key in own}
                 here |= loads - sets - scratch
-                if statement is top and isinstance(top, ast.Assign):
-                    scratch |= sets - loads - here
+                anew = sets - loads if isinstance(statement, (ast.Assign, ast.AnnAssign)) else set[str]()
+                if statement is top:
+                    scratch |= anew - here
                 changed |= sets - scratch
+                grown |= sets - scratch - anew
     read |= here | {me}  # so that a method with source that reads nothing is no method without source
+
+
+def _always(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run whenever their method does, those of a `with` among them."""
+    for each in statements:
+        if isinstance(each, ast.With):
+            yield ast.With(each.items, [])
+            yield from _always(each.body)
+        else:
+            yield each
 
 
 def _touched(statement: ast.stmt, me: str) -> tuple[set[str], set[str]]:

@@ -170,6 +170,20 @@ class Scratch(Around):
         self.pending = 0
 
 
+class Measured(Around):
+    """Sets tensors anew in each step, under a condition and in a block, and reads none."""
+
+    def begin(self) -> None:
+        self.limit, self.norm, self.before = 1.0, torch.zeros(1), list[torch.Tensor]()
+
+    def step(self) -> None:
+        if self.limit:
+            self.norm = nn.utils.clip_grad_norm_(self.params(), self.limit)
+        with torch.no_grad():
+            self.before = [p.clone() for p in self.params()]
+        super().step()
+
+
 class Trainer(Around):
     """Wraps no optimizer: it has the model too, and counts what it likes."""
 
@@ -325,7 +339,8 @@ def test_wrapper_that_training_makes_later_is_named(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    "make", [Around, Scratch, Shown, Trainer, TrainerOfSeveral, TrainerWithNamespace, foreign.Accelerated]
+    "make",
+    [Around, Scratch, Measured, Shown, Trainer, TrainerOfSeveral, TrainerWithNamespace, foreign.Accelerated],
 )
 def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     lives(lambda: job_of(make, inner), cut=4)
