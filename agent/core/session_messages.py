@@ -313,9 +313,7 @@ class Answers:
             self._turn.log(text, logging.WARNING)
         elif self._launchers.of(session, message.id) is None and session.uid not in self._launchers.refused:
             self._launchers.refused.add(session.uid)
-            text = (
-                f"{session.who} reports more {message.kind} notices than are kept: this one has no outcome"
-            )
+            text = f"{session.who} reports more {message.kind} notices than are kept: this one has no outcome"
             self._turn.log(text, logging.WARNING)
 
     def _report(self, p: Preemption, part: Participant, message: protocol.Message, news: bool) -> None:
