@@ -27,6 +27,20 @@ ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 LIVES_OF = Path(__file__).with_name("lives.py")
 
 
+def table_of(name: str, program: str, folder: Path, limit: float) -> dict[str, str]:
+    """What a program says of each of its rows, run in the environment `name` for at most `limit` seconds: "exact", or else."""
+    done = subprocess.run(
+        [str(environment(name)), str(PROGRAMS / program), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "SPOTGUARD_EVERY": "off"},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=True,
+    )
+    table: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return table
+
+
 class Lives:
     """The process that has imported a program, and forks its lives."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.integrations.frameworks import PROGRAMS, environment
+from tests.integrations.frameworks import table_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -25,15 +22,7 @@ REFUSED = {
 
 
 def test_the_optimizers_of_a_package_go_on_bit_for_bit(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(environment("optimizers")), str(PROGRAMS / "optimizers.py"), str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "SPOTGUARD_EVERY": "off"},
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=True,
-    )
-    table = json.loads(done.stdout.splitlines()[-1])
+    table = table_of("optimizers", "optimizers.py", tmp_path, 1700)
     inexact = {name: what for name, what in table.items() if what != "exact"}
     assert len(table) - len(inexact) == 124
     assert {*inexact} == {*REFUSED}

@@ -305,8 +305,10 @@ class Transfer(TaskGroup, Generic[B]):
     def _look_again(self, doubted: dict[int, StoredObject]) -> None:
         """Look for the doubted objects, and have those put again that are lost."""
         progress = self.write_progress
-        sizes = [planned.size for planned in progress.write_plan.objects]
-        objects = {index: (self._key(index, stored.at), sizes[index]) for index, stored in doubted.items()}
+        planned = progress.write_plan.objects
+        objects = {
+            index: (self._key(index, stored.at), planned[index].size) for index, stored in doubted.items()
+        }
         look = Recheck(self.uploads.store, objects, progress, self.scope.now)
         try:
             retry(self.part, look, self.heard, self.uploads.refusals)
