@@ -171,10 +171,7 @@ class StreamDriver(OwnDriver):
 
 
 class NodesDriver(ReplayDriver):
-    """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state. The order of its samples is in that state."""
-
-    def order_from(self, begin: Any, made: Any) -> Any:
-        return None
+    """`torchdata.nodes.Loader`, which begins as soon as it is asked for its state."""
 
     def state(self, taken: int | None) -> Any:
         return None if self.loader._it is None else self.loader.state_dict()

@@ -123,7 +123,7 @@ class LoopUse:
         self._tail = (self.delivered, self._taken - self.delivered) if self._stepped else (0, 0)
         self._idle, self._taken, self._resumed, self._first = None, taken, taken, []
         self._stepped, self._open = False, True
-        self._begun = self._started()
+        self._begun = {*threading.enumerate()} - self._threads
         with suppress(TypeError):
             self._iterator = weakref.ref(iterator)
 
@@ -149,7 +149,7 @@ class LoopUse:
             first: it is the first one of a pass, for which a shuffle draws. The loop waits for it, unless a thread began before.
         """
         before, self._own = self._own, own
-        threads = self._begun if first else self._started()
+        threads = self._started() & self._begun if first else self._started()
         if threads and (drew or (before is not None and same(before, own))):
             self._say(THREAD, self.name, self.name)
 

@@ -283,7 +283,7 @@ class ResumableLoader:
                         if now is not None:
                             before = self._driver.order_from(this.begin, made or now)
                         after = self.captured() if now is not None else rng.capture()
-                        moved = before is not None and same(before, after) != ""
+                        moved = same(before, after) != ""
                         self.use.fetched(moved, self._own.states(), first=now is not None)
                     self._driver.delivered(drew)
                     self.use.took(batch)
