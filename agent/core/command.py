@@ -152,14 +152,18 @@ class Restart:
         self.at: float | None = None
         #: Why the command starts again then. "": `--outlive` decides.
         self.reason = ""
+        #: The class of the failure behind which it starts then; "" for another reason.
+        self.failure = ""
         #: Ids of the notices that this wait outlasts.
         self._notices: set[str] = set()
         #: Seconds to wait after each of their deadlines.
         self._patience = OUTLIVED
 
-    def wait(self, at: float, patience: float, *, notices: Iterable[str] = (), reason: str = "") -> None:
+    def wait(
+        self, at: float, patience: float, *, notices: Iterable[str] = (), reason: str = "", failure: str = ""
+    ) -> None:
         """Wait until `at`. A notice that comes meanwhile prolongs the wait to `patience` seconds after its deadline."""
-        self.at, self.reason = at, reason
+        self.at, self.reason, self.failure = at, reason, failure
         self._notices, self._patience = set(notices), patience
 
     def prolong(self, notice_id: str, deadline: float) -> None:
@@ -181,4 +185,4 @@ class Restart:
 
     def over(self) -> None:
         """End the wait."""
-        self.at, self.reason, self._notices = None, "", set()
+        self.at, self.reason, self.failure, self._notices = None, "", "", set()

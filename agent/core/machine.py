@@ -216,10 +216,10 @@ class Machine:
 
     @property
     def phase(self) -> str:
-        """The phase for `status`: "watching", "saving", "ending", "outliving", "waiting" or "rejoining"."""
+        """The phase for `status`: "watching", "saving", "ending", "outliving", "waiting" or "restarting"."""
         if self._restart.at is not None:
             if self._restart.reason:
-                return "rejoining"
+                return "restarting"
             return "outliving" if self.policy.outlive else "waiting"
         p = self._delivery.active
         if p is None:

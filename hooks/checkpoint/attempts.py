@@ -167,10 +167,15 @@ def attempt_record(
         return None
 
 
+def claims(store: BlobStore, run_id: str, *, timeout: float | None = None) -> dict[int, float]:
+    """Return when each attempt that has a record was claimed, in Unix seconds by the store's clock; 0 if it does not say."""
+    listed = store.list(attempts_prefix(run_id), timeout=timeout)
+    return {parse_attempt(run_id, info.key) or 0: info.modified for info in listed}
+
+
 def newest_claim(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:
     """Return the highest attempt that has a record, 0 for none."""
-    claims = store.list(attempts_prefix(run_id), timeout=timeout)
-    return max((parse_attempt(run_id, info.key) or 0 for info in claims), default=0)
+    return max(claims(store, run_id, timeout=timeout), default=0)
 
 
 def newest_attempt(store: BlobStore, run_id: str, *, timeout: float | None = None) -> int:

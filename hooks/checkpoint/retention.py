@@ -27,13 +27,16 @@ from hashlib import sha256
 
 from ...providers.errors import CheckpointError, NotFoundError, UsageError
 from ...providers.stores.base import BlobStore
-from .attempts import newest_claim
+from .attempts import claims
 from .catalog import CheckpointFolder, PartialCheckpoint, check_size, examine, scan
 from .format.codec import UnsupportedFormatError, decode_manifest
 from .format.keys import INDEX, MARKER, SAVING, CheckpointName, parse_manifest_name, parse_object_name
 from .format.manifest import Level, RankManifest, referred
 
 log = logging.getLogger("spotguard")
+
+#: Two dates of a store that differ by no more may be of one moment: S3 tells whole seconds.
+_SAME_SECOND = 1.0
 
 #: "3", or "3+1000". `agent.config.parsers.keep` holds the same pattern, because the agent may not load this module.
 _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
@@ -78,6 +81,8 @@ class Pruning:
     damaged: Mapping[CheckpointName, CheckpointError] = field(default_factory=dict)
     #: The newer attempt that has begun, so that nothing is deleted; 0 for none.
     fenced_by: int = 0
+    #: The newest checkpoint that an older attempt has committed since this one began; None if none has.
+    beside: CheckpointName | None = None
 
     def steps(self) -> Iterator[list[str]]:
         """Yield groups of keys to delete, as `deletions` does."""
@@ -194,9 +199,12 @@ def plan_pruning(
     folders = scan(store, run_id)
     # Read the claims after the listing: an attempt that claims later also lists later, and finds the kept
     # checkpoints.
-    if attempt is not None and (newest := _newest(store, run_id, folders)) > attempt:
+    claimed = claims(store, run_id)
+    newest = max([0, *claimed, *(folder.name.attempt for folder in folders)])
+    if attempt is not None and newest > attempt:
         log.info("attempt %d of run %s deletes nothing: attempt %d has begun", attempt, run_id, newest)
         return Pruning((), None, (), frozenset(), fenced_by=newest)
+    beside = None if attempt is None else _beside(folders, attempt, claimed.get(attempt, 0.0))
     damaged: dict[CheckpointName, CheckpointError] = {}
     known = CheckedCheckpoints() if known is None else known
     known.forget(folders)
@@ -207,7 +215,7 @@ def plan_pruning(
     names = tuple(whole.name for whole in (*light, *kept))
     checked = next((whole.name for whole in (*kept, *light)), None)
     if checked is None or not older:
-        return Pruning(names, checked, (), frozenset(), damaged)
+        return Pruning(names, checked, (), frozenset(), damaged, beside=beside)
     if every:
         kept += _milestones(folders, older, every, check)
         names = tuple(whole.name for whole in (*light, *kept))
@@ -219,12 +227,25 @@ def plan_pruning(
     for folder in newer:
         protected |= referred(_readable(store, folder)).keys()
     older = [folder for folder in older if any(deletions([folder], protected))]
-    return Pruning(names, checked, tuple(reversed(older)), frozenset(protected), damaged)
+    return Pruning(names, checked, tuple(reversed(older)), frozenset(protected), damaged, beside=beside)
 
 
-def _newest(store: BlobStore, run_id: str, folders: list[CheckpointFolder]) -> int:
-    """Return the highest attempt that has begun."""
-    return max([newest_claim(store, run_id), *(folder.name.attempt for folder in folders)])
+def _beside(folders: list[CheckpointFolder], attempt: int, began: float) -> CheckpointName | None:
+    """Return the newest checkpoint of an older attempt that was committed since this one began, 0 if the store does not say.
+
+    One that was announced before is that of a machine which was preempted, and which this attempt may have overtaken.
+    """
+    since = began + _SAME_SECOND
+    if not began:
+        return None
+    return next(
+        (
+            folder.name
+            for folder in folders
+            if folder.name.attempt < attempt and folder.put > since and not 0 < folder.announced <= since
+        ),
+        None,
+    )
 
 
 def _sort(

@@ -43,6 +43,8 @@ class Cleanup:
         self._checked = CheckedCheckpoints()
         #: The attempts that a newer attempt has overtaken.
         self._overtaken: set[int] = set()
+        #: The attempts beside which an older one has committed.
+        self._beside: set[int] = set()
 
     def overtaken(self, attempt: int) -> bool:
         """Return whether a newer attempt has begun, as far as `prune` saw: two processes train this run."""
@@ -75,6 +77,16 @@ class Cleanup:
                     "still save",
                     newest,
                     self._run_id,
+                    attempt,
+                )
+            if (other := results[0].beside) is not None and attempt not in self._beside:
+                self._beside.add(attempt)
+                log.error(
+                    "attempt %d of run %s still trains: it has committed step %d since this one, attempt %d, began; end one of "
+                    "the two",
+                    other.attempt,
+                    self._run_id,
+                    other.step,
                     attempt,
                 )
             found = results[0].damaged.items()

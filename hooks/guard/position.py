@@ -56,6 +56,7 @@ def position(parts: GuardParts, restored_at: float | None) -> protocol.Position:
         attempt=checkpointer.attempt,
         loss="" if loss is None else repr(loss),
         suspect=parts.losses.why(parts.gate.place.completed),
+        good_step=checkpointer.saved.good,
         high_loss=parts.losses.high,
         bad_loss_steps=parts.losses.bad_loss_steps,
         failing=parts.saver.failing,

@@ -176,6 +176,8 @@ class TrainingFailed(Message):
     repeats: bool = False
     #: As in `ipc.failures.diagnosis.DiagnosedError`.
     confidence: str = ""
+    #: As in `Position`.
+    good_step: int = -1
 
 
 @message("position")
@@ -220,6 +222,8 @@ class Position(Message):
     loss: str = ""
     #: Why this rank's losses make a checkpoint of this step suspect.
     suspect: str = ""
+    #: Step of the newest committed checkpoint that is not suspect; -1 for none.
+    good_step: int = -1
     #: How losses are far above the usual ones; and the steps with such losses, and with losses that are not finite.
     high_loss: str = ""
     bad_loss_steps: int = 0

@@ -314,15 +314,19 @@ class SavedCheckpoints:
         #: The newest one, damaged or not, and the newest that has its moments.
         self._newest: SavedCheckpoint | None = None
         self._with_moments: SavedCheckpoint | None = None
+        #: The newest that is not suspect.
+        self._good: SavedCheckpoint | None = None
 
     def add(self, saved: SavedCheckpoint) -> None:
         self._newest = saved
         if saved.level != "weights":
             self._with_moments = saved
+        if not saved.suspect:
+            self._good = saved
         self.report_newest()
 
     def forget(self) -> None:
-        self._newest = self._with_moments = None
+        self._newest = self._with_moments = self._good = None
 
     @property
     def newest(self) -> SavedCheckpoint | None:
@@ -333,7 +337,14 @@ class SavedCheckpoints:
     @property
     def complete(self) -> int:
         """The step of the newest one that has its moments. -1: there is none, or it is damaged."""
-        saved = self._with_moments
+        return self._step_of(self._with_moments)
+
+    @property
+    def good(self) -> int:
+        """The step of the newest one that is not suspect. -1: there is none, or it is damaged."""
+        return self._step_of(self._good)
+
+    def _step_of(self, saved: SavedCheckpoint | None) -> int:
         return -1 if saved is None or self.damage_of(saved) else saved.step
 
     def damage_of(self, saved: SavedCheckpoint) -> str:

@@ -18,7 +18,7 @@ from spotguard.agent.actions import (
     Tell,
 )
 from spotguard.agent.core.machine import Machine
-from spotguard.agent.core.state import Policy
+from spotguard.agent.core.state import MachineState, Policy
 from spotguard.agent.events import (
     Asked,
     Closed,
@@ -102,6 +102,14 @@ class Story:
             self._take(self.machine.handle(None, self.now))
         self.now = max(self.now, end)
         return [action for _, action in self.log[mark:]]
+
+    def pause(self) -> float:
+        """The pause before a start passes; return its seconds."""
+        began = self.now
+        while self.machine.state is MachineState.WAITING:
+            assert self.machine.next_wake is not None
+            self.until(self.machine.next_wake - START)
+        return self.now - began
 
     def notice(
         self,

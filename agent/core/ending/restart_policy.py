@@ -66,9 +66,9 @@ class RestartPolicy:
         if self._turn.finish is not None or self._restart.at is None or self._turn.now < self._restart.at:
             return
         if self._restart.reason:
-            self._relaunch(self._restart.reason)
+            self._relaunch(self._restart.reason, self._restart.failure)
         elif self._turn.policy.outlive:
-            self._relaunch("this machine is still here")
+            self._relaunch("this machine is still here", self._restart.failure)
         else:
             self._turn.exit(self._turn.policy.exit_code)
 
@@ -219,7 +219,9 @@ class RestartPolicy:
             action = command.decision.action
             if action in (RecoveryAction.RESTART, RecoveryAction.BACK):
                 self.count += 1
-                self._relaunch(f"it crashed with {code}, {command.decision.why}", command.decision.kind)
+                self._relaunch_failed(
+                    f"it crashed with {code}, {command.decision.why}", command.decision.kind
+                )
             elif action is RecoveryAction.LEAVE:
                 self._over(command, self._turn.policy.exit_code)
             else:
@@ -260,11 +262,22 @@ class RestartPolicy:
             f"there yet, so it is started again in {PAUSE:.0f} s, and for {span(seconds)} more",
             logging.WARNING,
         )
+        self._pause(PAUSE, "the job's other machines may be there now")
+
+    def _relaunch_failed(self, why: str, failure: str) -> None:
+        """Start a command again that has failed, the later the more often it failed before it had completed a step."""
+        if (seconds := self._recovery.pause()) == 0.0:
+            self._relaunch(why, failure)
+            return
+        self._turn.log(f"starting the command again in {seconds:.0f} s: {why}", logging.WARNING)
+        self._command.kill_all()
+        self._pause(seconds, "no step was completed before the failure", failure)
+
+    def _pause(self, seconds: float, reason: str, failure: str = "") -> None:
+        """Have the next start wait. A notice that comes meanwhile is waited out, and SIGTERM ends the wait."""
         self._command.current = None
         patience = OUTLIVED if self._turn.policy.outlive else 0.0
-        self._restart.wait(
-            self._turn.now + PAUSE, patience, reason="the job's other machines may be there now"
-        )
+        self._restart.wait(self._turn.now + seconds, patience, reason=reason, failure=failure)
         self._turn.do(Rest())
 
     def _over(self, command: Command, code: int) -> None:

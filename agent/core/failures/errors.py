@@ -117,12 +117,21 @@ class FailureLog:
         self._skip: tuple[str, int] | None = None
         #: A stall for which this start was ended.
         self._stall: FailureCause | None = None
+        #: Whether this start has completed a step, and how many in a row have failed without one.
+        self._has_stepped = False
+        self._fruitless = 0
 
     def begin(self) -> None:
         """Forget the processes of the start before."""
         self._errors.clear()
         self._silent, self._closed, self._stall = [], {}, None
         self._gone, self._newest, self._here, self._ending = set(), {}, [], {}
+        self._has_stepped = False
+
+    def count_fruitless(self) -> int:
+        """Count this start if it failed before it completed a step. Return how many in a row have."""
+        self._fruitless = 0 if self._has_stepped else self._fruitless + 1
+        return self._fruitless
 
     def heard(self, session: Session, position: Position) -> None:
         """Take in a position: it has the counts of failures from the store, because earlier attempts had other agents."""
@@ -135,15 +144,23 @@ class FailureLog:
             elif position.step > step:
                 del self._ending[session.number]  # another rank got the SIGTERM, and this one trains on
         self.counts.update(larger_counts(self.counts, counts_of(position.failures)))
-        committed = position.checkpoint_step > session.began >= 0 and not position.suspect
-        if committed and self._skip is not None and self._skip[0] == session.run_id:
-            self._skip = None  # that checkpoint has its loader behind the data
+        self._forget_skip(session, position.good_step)
+        self._stands_at(session, position.step)
+
+    def _stands_at(self, session: Session, step: int) -> None:
+        self._has_stepped = self._has_stepped or step > session.began >= 0
+
+    def _forget_skip(self, session: Session, good_step: int) -> None:
+        """Forget the data to skip, once a good checkpoint of this start is committed: it has its loader behind that data."""
+        if self._skip is not None and self._skip[0] == session.run_id and good_step > session.began >= 0:
+            self._skip = None
 
     def go_back(self, cause: FailureCause) -> None:
         """Have the next starts skip the data of the steps from the restore to the failed one, besides what this one skipped."""
         session, error = cause.session, cause.error
         if session is None or error is None or error.step < 0:
             return
+        self._forget_skip(session, error.good_step)  # positions come every 2 s, and it may be newer
         began = max(0, session.began)
         run, before = self._skip or ("", 0)
         before = before if run == session.run_id else 0
@@ -164,6 +181,7 @@ class FailureLog:
     def told(self, session: Session, message: TrainingFailed) -> None:
         """A process reports the error that ends it."""
         self._errors.append((session, message))
+        self._stands_at(session, message.step)
 
     def opened(self, session: Session) -> None:
         """A process has registered, maybe after it had lost its socket. A function of `on_notice` has no store, and does not count."""

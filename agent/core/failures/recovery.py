@@ -13,6 +13,8 @@ from ...events import CommandEnded
 from ..state import RecoveryAction, RecoveryRule
 from .errors import FailureCause, FailureLog
 
+#: The longest pause before a start, in seconds: a file system or a network that is gone comes back within minutes.
+LONGEST_PAUSE = 60.0
 _NOT_FINITE = (
     "the same data would make the values wrong again, so the command is not started again: --recover nan=back starts it before "
     "that data, for a script that leaves out guard.skip_steps, and nan=restart tries once more"
@@ -61,6 +63,11 @@ class Recovery:
             failure: the class of the failure behind which it starts; "" for another reason.
         """
         return Launch(moves, failure, self.taken, self._failures.skip)
+
+    def pause(self) -> float:
+        """Return the seconds before the start that follows a failure: none, 1, 2, 4 … while starts fail without a completed step."""
+        fruitless = self._failures.count_fruitless()
+        return 0.0 if fruitless < 2 else min(LONGEST_PAUSE, 2.0 ** (fruitless - 2))
 
     def conclude(
         self, command: CommandEnded, of_stall: RecoveryDecision

@@ -20,7 +20,7 @@ STAGES = ("seen", "delivered", "gate", "first-byte", "written", "committed")
 #: The ends of a notice. See `recorder.result_of`.
 RESULTS = ("committed", "reduced", "missed", "unguarded", "withdrawn")
 #: The values of `Machine.phase`.
-PHASES = ("watching", "saving", "ending", "outliving", "waiting", "rejoining")
+PHASES = ("watching", "saving", "ending", "outliving", "waiting", "restarting")
 STATES = ("seeing", "starting", "blind", "wrong-server")
 SEVERITIES = tuple(str(severity) for severity in Severity)
 PURPOSES = ("background", "emergency")
@@ -65,7 +65,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "spotguard_agent_phase",
-        "1 for the present phase: watching, saving, ending, outliving, waiting or rejoining; else 0.",
+        "1 for the present phase: watching, saving, ending, outliving, waiting or restarting; else 0.",
         "phase",
     ),
     _gauge("spotguard_sessions", "Registered training processes."),

@@ -142,7 +142,9 @@ class ErrorSave:
         failure, step = diagnose(error), self._gate.place.completed
         repeats = (failure.fingerprint, step) in self._earlier()
         # Before the save, in which this process may be ended.
-        self._report.error(dataclasses.replace(failure.message_at(step), repeats=repeats))
+        message = failure.message_at(step)
+        good = self._checkpointer.saved.good
+        self._report.error(dataclasses.replace(message, repeats=repeats, good_step=good))
         if not self._saver.ready:
             return  # training has not begun, so there is nothing to say beside the traceback
         log.error("training failed at step %d: %s", step, failure.line())

@@ -1,5 +1,7 @@
 """How long each phase of training may stand still: five times the longest pause in it that ended by itself.
 
+The script's own code between steps is a phase that most scripts hardly ever pause in, so a hang there is found by the steps' own times.
+
 A checkpoint carries the times, so that a later attempt knows them from its first steps on.
 """
 
@@ -17,6 +19,9 @@ LEAST, TIMES = 60.0, 5.0
 #: The same shortest time in a program or a pool of the script's, of whose progress nothing is seen: twenty that took up to 10 s each
 #: say little of the next (a replay of recorded trainings for 100 h: an alarm after a minute).
 LEAST_PROCESS = 300.0
+#: The same for the script's own code while too little is known of its pauses, and the completed steps here from which on it holds: five
+#: times the longest turn, which has the first step's compiling and each evaluation so far in it. A hang there was unseen for 30 minutes.
+LEAST_OTHER, ENOUGH_STEPS = 300.0, 50
 #: The number of times that a phase must have passed, in all attempts together; and in this one, as the steps must: what compiles,
 #: or fills a buffer, does so in the first steps of every attempt.
 ENOUGH, ENOUGH_HERE = 20, 5
@@ -39,6 +44,9 @@ class PhaseTimes:
         #: moving many times: a first step compiles, and a first evaluation scores, for longer than either has shown before.
         self._passed: Counter[str] = Counter()
         self._steps = 0
+        #: Monotonic seconds at which a completed step was seen last, and the longest time between two.
+        self._stepped_at = math.inf
+        self._longest_turn = 0.0
         #: By phase: the longest pause, here or in an earlier attempt; and the longest one behind the first pass, which later attempts
         #: are told. A first step that compiles would make their limits as long as its own.
         self._longest: dict[str, float] = {}
@@ -69,12 +77,17 @@ class PhaseTimes:
             self._here.update(dict.fromkeys(STEP_PHASES, step - self._step))
             self._passed = self._here.copy()
             self._steps += step - self._step
+            self._longest_turn = max(self._longest_turn, now - self._stepped_at)
+        if step != self._step:
+            self._stepped_at = now
         self._phase, self._moved_at, self._step, self._looked_at = phase, moved_at, step, now
         return self._limit(phase)
 
     def _limit(self, phase: str) -> float:
         passed = self._passed[phase] + self._earlier.get(phase, 0)
         if min(self._here[phase], self._steps) < ENOUGH_HERE or passed < ENOUGH:
+            if phase == "other" and self._steps >= ENOUGH_STEPS:
+                return max(LEAST_OTHER, TIMES * self._longest_turn)
             return -1.0
         return max(LEAST_PROCESS if phase == "process" else LEAST, TIMES * self._longest.get(phase, 0.0))
 

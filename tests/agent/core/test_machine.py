@@ -33,6 +33,7 @@ def test_a_crash_is_started_again_as_often_as_said() -> None:
     story = Story(max_restarts=2)
     for _ in range(2):
         story.ends(1)
+        story.pause()
         assert story.code is None
     story.ends(1)
     assert story.code == 1

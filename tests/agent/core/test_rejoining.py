@@ -38,7 +38,7 @@ def test_until_the_others_are_there_it_is_started_again_and_again() -> None:
     for again in range(3):
         story.until(100 * again + 100)
         story.ends(1)
-        assert (story.machine.phase, story.code) == ("rejoining", None)
+        assert (story.machine.phase, story.code) == ("restarting", None)
         story.until(100 * again + 100.5)
         assert story.pid == 101 + again
         story.until(100 * again + 101)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.listing import list_checkpoints
+from spotguard.hooks.checkpoint.marker import put_saving
+from spotguard.hooks.checkpoint.retention import plan_pruning
 from spotguard.hooks.commit.cleanup import SmallRequests
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.save.shard_writer import ShardWriter
@@ -155,6 +158,44 @@ def test_an_attempt_that_is_overtaken_says_so_once_and_ends_its_background_check
         guard._agent.hear(protocol.Withdrawn("n1"))
         guard.restore()  # it begins an attempt above the other one
         assert guard._saver.background()
+
+
+def test_an_attempt_says_once_that_an_older_one_has_committed_since_it_began(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A person looks at the newer of the two."""
+    store = WatchedStore()
+    claim_attempt(store, "run", {})
+    with trained(store) as (guard, job, _):
+        guard.save()
+        assert "still trains" not in caplog.text
+        store.time = lambda: time.time() + 60
+        for number in range(2, 5):
+            Save(step=7 + number, world=1).write(store)
+            step_on(guard, job, number)
+            guard.save()
+    told = [(each.levelname, each.message) for each in caplog.records if "still trains" in each.message]
+    assert told == [
+        (
+            "ERROR",
+            "attempt 1 of run run still trains: it has committed step 9 since this one, attempt 2, began; end one of the two",
+        )
+    ]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_last_save_that_a_preempted_machine_had_announced_is_no_second_training(announced: bool) -> None:
+    store, save, now = FakeStore(), Save(world=1), 1000.0
+    store.time = lambda: now
+    claim_attempt(store, "run", {})
+    if announced:
+        put_saving(store, "run", save.name, 30.0)
+    now += 10
+    attempt = claim_attempt(store, "run", {})
+    now += 10
+    save.write(store)
+    beside = plan_pruning(store, "run", keep=1, attempt=attempt).beside
+    assert beside == (None if announced else save.name)
 
 
 def test_checkpoint_of_other_ranks_that_lost_an_object_is_not_complete() -> None:

@@ -24,7 +24,7 @@ _UNREGISTERED = "no training process has registered yet: a notice now would end 
 _NOBODY = {
     "ending": "no training process is there any more",
     "waiting": "none: a notice stands, and this run exits at its deadline, or at once on SIGTERM",
-    "rejoining": "none: the job's other machines were not there, and it is started again in a moment",
+    "restarting": "none: it has failed, and is started again within a minute",
     "outliving": "none: it starts again when this machine has outlived its notice",
 }
 
@@ -54,7 +54,7 @@ def title(body: dict[str, Any]) -> str:
     if body["service"]:
         return f"service (pid {body['pid']}), {since}, {body['phase']}"
     command = body["command"]
-    resting = "no command" if body["phase"] in ("outliving", "waiting", "rejoining") else "starting"
+    resting = "no command" if body["phase"] in ("outliving", "waiting", "restarting") else "starting"
     doing = resting if command is None else f"command pid {command['pid']}"
     again = f", restarted {count(command['restarts'], 'time')}" if command and command["restarts"] else ""
     return f"run {body['run_id']} (pid {body['pid']}), {doing}, {since}{again}, {body['phase']}"

@@ -302,6 +302,7 @@ def fails(story: Story, message: TrainingFailed) -> None:
     session = story.opens(story.pid)
     story.says(session, message)
     story.ends(1)
+    story.pause()
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ def job(rules: str, max_restarts: int = 0, **policy: Any) -> Story:
 
 
 def fails(story: Story, kind: str, step: int = 1, message: str = "m") -> None:
+    """A start fails, and the pause before the next one passes."""
     session = story.opens(story.pid)
-    if kind == "killed":
-        story.ends(-signal.SIGKILL)
-        return
-    story.says(session, TrainingFailed(kind, "E", message, "x", "other", "f", step, stays=kind == "data"))
-    story.ends(1)
+    if kind != "killed":
+        story.says(session, TrainingFailed(kind, "E", message, "x", "other", "f", step, stays=kind == "data"))
+    story.ends(-signal.SIGKILL if kind == "killed" else 1)
+    story.pause()
 
 
 def starts(story: Story) -> int:
@@ -76,6 +76,41 @@ def test_counts_that_cannot_be_true_are_passed_over(told: dict[str, Any]) -> Non
     assert starts(story) == 2
 
 
+def test_starts_that_complete_no_step_follow_each_other_ever_more_slowly() -> None:
+    story = job("stall=stop", max_restarts=99)
+    pauses = []
+    for _ in range(9):
+        story.ends(1)
+        pauses.append(story.pause())
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    trains(story, 8, 9)
+    story.ends(1)
+    assert story.pause() == 0
+    story.says(story.opens(story.pid), Position(9))
+    story.ends(1)
+    assert story.pause() == 0, "it is the first in a row again"
+
+
+def test_a_notice_in_the_pause_before_a_start_is_waited_out() -> None:
+    story = job("stall=stop", max_restarts=99)
+    for _ in range(8):
+        story.ends(1)
+        story.pause()
+    story.ends(1)
+    assert (story.machine.phase, starts(story)) == ("restarting", 9)
+    story.notice(30.0)
+    assert story.pause() == 60, "the longer of both"
+    assert (starts(story), story.code) == (9, 75)
+
+
+def test_sigterm_ends_the_pause_before_a_start() -> None:
+    story = job("stall=stop", max_restarts=99)
+    story.ends(1)
+    story.ends(1)
+    story.signal(signal.SIGTERM)
+    assert (starts(story), story.code) == (2, 75)
+
+
 def test_values_that_are_not_finite_start_nothing_again_by_themselves() -> None:
     story = job("network=restart", max_restarts=9)
     fails(story, "nan")
@@ -87,11 +122,11 @@ def skips(story: Story) -> list[str]:
     return [each.skip for each in story.all(Launch)]
 
 
-def trains(story: Story, began: int, newest: int, suspect: str = "") -> None:
-    """A start restores a step, and tells its newest checkpoint."""
+def trains(story: Story, began: int, newest: int, good: int | None = None) -> None:
+    """A start restores a step, and tells its newest checkpoint, and the newest one that is not suspect."""
     session = story.opens(story.pid)
-    story.says(session, Position(began, checkpoint_step=began))
-    story.says(session, Position(newest, checkpoint_step=newest, suspect=suspect))
+    story.says(session, Position(began, checkpoint_step=began, good_step=began))
+    story.says(session, Position(newest, checkpoint_step=newest, good_step=newest if good is None else good))
     story.closes(session)
 
 
@@ -111,7 +146,7 @@ def test_skipped_steps_are_skipped_again_until_a_good_checkpoint_is_behind_them(
     fails(story, "nan", step=10)
     trains(story, 8, 8)
     fails(story, "network", step=9)
-    trains(story, 8, 9, suspect="the loss is nan since step 9")
+    trains(story, 8, 9, good=8)
     session = story.opens(story.pid)
     story.says(session, Position(8, checkpoint_step=8))
     story.says(session, TrainingFailed("nan", "E", "m", "x", "other", "other", 10))
@@ -120,6 +155,19 @@ def test_skipped_steps_are_skipped_again_until_a_good_checkpoint_is_behind_them(
     trains(story, 8, 12)
     fails(story, "network", step=13)
     assert skips(story)[4:] == [""]
+
+
+def test_a_good_checkpoint_between_the_last_position_and_the_error_is_behind_the_data() -> None:
+    """Positions come every 2 s: the error itself says which checkpoint the next start restores."""
+    story = job("nan=back:9")
+    for good in (-1, -1, 11):
+        session = story.opens(story.pid)
+        story.says(session, Position(8, checkpoint_step=8, good_step=8))
+        step, kind = 12, "nan"
+        story.says(session, TrainingFailed(kind, "E", "m", "x", "other", "f", step, good_step=good))
+        story.ends(1)
+        story.pause()
+    assert skips(story) == ["", "run:13", "run:18", "run:13"]
 
 
 def test_below_a_launcher_that_restarts_the_last_error_counts() -> None:

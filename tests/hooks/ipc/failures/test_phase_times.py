@@ -9,7 +9,9 @@ import pytest
 from spotguard.hooks.ipc.failures.phase_times import (
     ENOUGH,
     ENOUGH_HERE,
+    ENOUGH_STEPS,
     LEAST,
+    LEAST_OTHER,
     LEAST_PROCESS,
     TIMES,
     PhaseTimes,
@@ -93,6 +95,24 @@ def test_a_first_evaluation_has_more_time_until_a_step_follows_it() -> None:
     assert "evaluation" not in thread.times.facts
     thread.trains(1)
     assert thread.stands(2, "evaluation") == TIMES * 300
+
+
+def test_a_hang_of_the_script_s_own_code_is_found_by_the_steps_where_it_has_never_paused() -> None:
+    thread = Thread()
+    thread.trains(ENOUGH_STEPS)
+    assert thread.stands(2, "other") == -1
+    thread.trains(1)
+    assert thread.stands(2, "other") == LEAST_OTHER
+    assert thread.stands(2, "evaluation") == -1, "no other phase has that limit"
+
+
+def test_a_long_turn_makes_the_limit_of_the_script_s_own_code_longer() -> None:
+    """As one with a long evaluation in it does, or one that compiles."""
+    thread = Thread()
+    thread.trains(ENOUGH_STEPS)
+    thread.pauses(200, "evaluation")
+    thread.trains(1)
+    assert thread.stands(2, "other") == TIMES * 202
 
 
 def test_a_completed_step_has_passed_all_phases_of_a_step() -> None:
