@@ -130,6 +130,12 @@ class Machine:
             p.parent.name for p in self.view(self.store).glob(f"{run_id}/checkpoints/*/00000-of-00001.json")
         )
 
+    def outlast_announcements(self) -> None:
+        """Let the deadline of each announced save be over: a start would wait for it, 20 s in each life of a test."""
+        for path in self.view(self.store).glob("*/checkpoints/*/SAVING.json"):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, (1, 1))
+
     # --- ending ---
 
     def kill(self, pid: int) -> None:

@@ -39,18 +39,21 @@ class Lives:
     def again(self) -> int:
         """The next life, up to where it stands restored; its step."""
         newest = self.trainee.newest()
-        self.running.say("again")
-        self.pid = int(self.running.out.until(r"^life (\d+)$")[1])
+        self._begin()
         step = self.trainee.begun(self.running)
         assert step == newest, f"step {step} was restored, {newest} is the newest whole one"
         return step
 
     def killed_at_its_beginning(self) -> None:
         """A life that ends as soon as it has claimed its attempt, in or around its restore."""
-        self.running.say("again")
-        self.pid = int(self.running.out.until(r"^life (\d+)$")[1])
+        self._begin()
         self.running.out.until("^registered")
         self.kill()
+
+    def _begin(self) -> None:
+        self.trainee.machine.outlast_announcements()
+        self.running.say("again")
+        self.pid = int(self.running.out.until(r"^life (\d+)$")[1])
 
     def doom(self, count: int, *pids: int) -> None:
         self.running.say(f"doom {count} {' '.join(map(str, pids))}")
