@@ -12,6 +12,7 @@ import queue
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         node=node_of(os.environ),
         launcher_restarts=torchrun.restarts(command, os.environ),
         outlive=options.outlive,
+        attach=options.attach,
         exit_code=options.exit_code,
         acknowledge=options.acknowledge,
         stall_first=None if options.stall_first == "off" else options.stall_first,
@@ -329,7 +331,11 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
         "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
+        "SPOTGUARD_ATTACH": "yes" if options.attach else "",
     }
+    if options.attach and (spec := find_spec("spotguard.attach")) is not None and spec.origin is not None:
+        startup = Path(spec.origin).with_name("path")
+        given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(startup), env.get("PYTHONPATH"))))
     # These belong to this agent. A `spotguard run` inside the command would find the port taken and not start, and would send each
     # alert once more. A webhook's URL may be a secret.
     own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE")

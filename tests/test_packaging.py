@@ -84,6 +84,9 @@ def test_the_wheel_is_exactly_the_sources(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.read(name) for name in archive.namelist() if name.startswith("spotguard/")}
         metadata = {name for name in archive.namelist() if not name.startswith("spotguard/")}
+        startup = archive.read("spotguard-attach.pth").decode()
+    assert startup.startswith("import os; os.environ.get('SPOTGUARD_ATTACH') and ")
+    assert startup.count("\n") == 1
     assert inside == {name: path.read_bytes() for name, path in sources().items()}
-    (dist_info,) = {Path(name).parts[0] for name in metadata}
+    (dist_info,) = {Path(name).parts[0] for name in metadata - {"spotguard-attach.pth"}}
     assert f"{dist_info}/licenses/LICENSE" in metadata

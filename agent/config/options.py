@@ -61,6 +61,8 @@ class Options:
     lossy_moments: bool
     #: Steps of training that a dead rank's extras are worth at a restore.
     extras_worth: int
+    #: Attach the adapters of frameworks to a script without a line of spotguard.
+    attach: bool
     begin_anew: bool
     #: Seconds without progress that are a stall in a phase of which little is known.
     stall_first: float | Literal["off"]

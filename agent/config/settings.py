@@ -205,6 +205,15 @@ SETTINGS: tuple[Setting, ...] = (
         RUN,
     ),
     Setting(
+        "attach",
+        parsers.yes_or_no,
+        False,
+        "",
+        "guard a Trainer of transformers or Lightning in an unchanged script",
+        OptionGroup.CHECKPOINTS,
+        RUN,
+    ),
+    Setting(
         "begin-anew",
         parsers.yes_or_no,
         False,

@@ -34,6 +34,8 @@ class Command:
     ended_at: float = 0.0
     #: A training process of this start has registered.
     joined: bool = False
+    #: The log has said that `--attach` has attached nothing in it.
+    named_unattached: bool = False
     #: Pids of its training processes. Under a launcher each may lead a group of its own.
     trained: set[int] = field(default_factory=set)
     #: Set if the command got the signal of a notice that was then withdrawn. That signal caused any end before this time.

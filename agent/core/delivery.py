@@ -314,6 +314,8 @@ class Delivery:
             return "a notice is being handled now: a drill would disturb it"
         if any(event.uid in (0, session.uid) for session in sessions.values()):
             return ""
+        if self._turn.policy.attach and not sessions:
+            return "--attach has attached nothing yet: no Trainer has begun to train, and nothing would be saved [SG107]"
         if not self._command.running or signum is None or sessions:
             return "no training process is registered here: nothing would be saved [SG107]"
         if event.preempt:

@@ -52,6 +52,8 @@ class Session:
     checkpoints: bool = False
     #: The verdict of `spotguard prove` about its code.
     proof: str = ""
+    #: What `--attach` has attached in it.
+    attached: str = ""
     position: Position | None = None
     heard_at: float = 0.0
     #: The step at which its training began here; negative before.
@@ -78,6 +80,7 @@ class Session:
             since=now,
             checkpoints=register.checkpoints,
             proof=clip(register.proof, TEXT),
+            attached=clip(register.attached, NAME),
         )
 
     def same_client(self, other: Session) -> bool:
@@ -160,6 +163,7 @@ class Session:
             "bytes": self.nbytes,
             "for_seconds": round(now - self.since, 1),
             "proof": self.proof or None,
+            "attached": self.attached or None,
             "step": at.step,
             "checkpoint_step": at.checkpoint_step,
             "checkpoint_age": None if age is None else round(age, 1),

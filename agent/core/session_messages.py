@@ -262,6 +262,8 @@ class Answers:
         if session.step < 0 <= message.step:  # it has restored; people look for this line after a restart
             at = "begins at step 0" if message.step == 0 else f"continues at step {message.step}"
             line = f"{session.who}: training {at} of run {session.run_id} in {session.store}"
+            if session.attached:
+                line = f"{line}, attached to {session.attached}"
             if session.rank == 0 and message.attempt == 1 and session.proof[:6] not in ("", "EXACT "):
                 line = f"{line}; {session.proof}"
             self._turn.log(line)

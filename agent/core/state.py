@@ -80,6 +80,8 @@ class Policy:
     #: The command is a launcher that starts its ranks again after a failure of one (`torchrun --max-restarts`).
     launcher_restarts: bool = False
     outlive: bool = False
+    #: Adapters of frameworks attach themselves in the command (`--attach`).
+    attach: bool = False
     exit_code: int = 75
     #: Seconds without progress that are a stall where nothing is usual yet (`--stall-first`); None: look for none.
     stall_first: float | None = 1800.0

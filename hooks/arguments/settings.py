@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+#: What `spotguard run --attach` has attached in this process, in words.
+ATTACHED = "SPOTGUARD_ATTACHED"
 #: Checkpoints that stay by default.
 _KEEP = 3
 #: Behind the name of a run in which `spotguard simulate failure` lets a failure happen.
@@ -104,6 +106,11 @@ def agent_socket() -> str:
 def is_under_run() -> bool:
     """Return whether `spotguard run` started this process, at this terminal."""
     return bool(os.environ.get("SPOTGUARD_PARENT"))
+
+
+def attached_to() -> str:
+    """Return what `spotguard run --attach` has attached in this process, in words; "" for nothing."""
+    return os.environ.get(ATTACHED, "")
 
 
 def plan_path() -> str:

@@ -6,7 +6,8 @@ import math
 import os
 import sys
 
-from ...providers.text import TEXT, clip
+from ...providers.text import NAME, TEXT, clip
+from ..arguments.settings import attached_to
 from ..commit.plan.partitioner import ALL_STAY
 from ..ipc import protocol
 from .parts import GuardParts
@@ -25,6 +26,7 @@ def registration(parts: GuardParts) -> protocol.Register:
         checkpoints=True,
         elsewhere=parts.channel is not None and len(set(parts.channel.machines)) > 1,
         proof=clip(parts.proof, TEXT),
+        attached=clip(attached_to(), NAME),
     )
 
 

@@ -94,6 +94,8 @@ class Register(Message):
     heartbeat: str = ""
     #: The verdict of `spotguard prove` about the code of this process, in words; "" if it has no script of its own.
     proof: str = ""
+    #: What `spotguard run --attach` has attached here, in words; "" if the script itself registers.
+    attached: str = ""
 
 
 @message("delivered")

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[tuple[str, object], tuple[str, object], tuple[str, obj
     "stage": (("/tmp/a", "/tmp/a"), ("/tmp/b/c", "/tmp/b/c"), ('"/tmp"', "/tmp")),
     "lossy-moments": (("yes", True), ("no", False), ("true", True)),
     "extras-worth": (("0", 0), ("100", 100), ("999999999", 999_999_999)),
+    "attach": (("yes", True), ("no", False), ("true", True)),
     "begin-anew": (("yes", True), ("no", False), ("true", True)),
     "verify-every": (("6", 21_600.0), ("OFF", "off"), ('"90m"', 5400.0)),
     "stall-first": (("60", 60.0), ("OFF", "off"), ("900", 900.0)),

@@ -58,6 +58,8 @@ def rows_of_one(session: dict[str, Any]) -> Iterator[Row]:
     for problem, advice in misuse_of(session):
         yield "WRONG", problem, "bold red"
         yield "what to do", advice, "bold"
+    if attached := session["attached"]:
+        yield "attached", f"to {attached}", ""
     if proof := session["proof"]:
         yield proof_row(proof)
     yield "checkpoint", checkpoint_of(session), ""

@@ -1,0 +1,171 @@
+"""Wait in a fresh interpreter until a framework's Trainer is imported, and attach spotguard as it begins to train.
+
+Loaded by its file, so that it also runs where spotguard is not installed and can say that. So it imports the standard library only.
+Nothing in it may end or slow the script: it runs in each Python below `spotguard run --attach`, and loads no module that Python has not
+loaded for itself (`typing`, `importlib.abc` and `importlib.util` take 8 ms).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+#: `spotguard run --attach` sets it for its command.
+VARIABLE = "SPOTGUARD_ATTACH"
+#: By module: the class that trains, its method that does, and the function of `trainers` that attaches to an object of it.
+TRAINERS = {
+    "transformers.trainer": ("Trainer", "train", "attach_transformers"),
+    "lightning.pytorch.trainer.trainer": ("Trainer", "fit", "attach_lightning"),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "fit", "attach_lightning"),
+}
+#: Frameworks that leave the loop to the script, by module, with the page that has the lines for it.
+_LOOPS = {
+    "deepspeed": "DeepSpeed",
+    "lightning.fabric": "Lightning Fabric",
+    "accelerate": "accelerate",
+    "torchtitan": "torchtitan",
+    "ray.train": "Ray Train",
+}
+#: Words of a command that starts other processes, which train.
+_LAUNCHERS = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands",
+    "deepspeed.launcher",
+)
+#: Exit code of a Python that has a framework and no spotguard: a usage error.
+_USAGE = 2
+
+
+class ImportWatch:
+    """Follows imports, and changes the classes of `TRAINERS` behind the import of their modules."""
+
+    def __init__(self) -> None:
+        #: Modules that were being imported when this one began to watch.
+        self._unfinished = {name for name in TRAINERS if name in sys.modules}
+        self._searching: set[str] = set()
+        self._look()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if self._unfinished:
+            self._look()
+        if fullname not in TRAINERS or fullname in self._searching:
+            return None
+        self._searching.add(fullname)
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                if finder is not self and find is not None and (spec := find(fullname, path, target)):
+                    return _followed(spec)
+        finally:
+            self._searching.discard(fullname)
+        return None
+
+    def _look(self) -> None:
+        for name in [*self._unfinished]:
+            module = sys.modules.get(name)
+            if module is None or not getattr(module.__spec__, "_initializing", False):
+                self._unfinished.discard(name)
+                if module is not None:
+                    follow(module)
+
+
+def _followed(spec: ModuleSpec) -> ModuleSpec:
+    """Return the spec of a module of `TRAINERS`, whose loader follows it once, and is then as it was."""
+    loader: Any = spec.loader
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module
+        loader.exec_module(module)
+        follow(module)
+
+    if hasattr(loader, "exec_module") and hasattr(
+        loader, "__dict__"
+    ):  # else the exit says that nothing was attached
+        loader.exec_module = exec_module
+    return spec
+
+
+def follow(module: ModuleType) -> None:
+    """Have the trainers of this module attach themselves as they begin to train."""
+    name, method, attach = TRAINERS[module.__name__]
+    kind = getattr(module, name, None)
+    train = getattr(kind, method, None)
+    if train is None or hasattr(train, "_spotguard_attaches"):
+        return
+    setattr(kind, method, _attaching(train, attach))
+
+
+def _attaching(train: Callable[..., Any], attach: str) -> Callable[..., Any]:
+    import functools
+
+    @functools.wraps(train)
+    def attached(trainer: Any, *given: Any, **named: Any) -> Any:
+        change = getattr(_trainers(train.__module__.partition(".")[0]), attach)
+        given, named = change(trainer, train, given, named)
+        return train(trainer, *given, **named)
+
+    attached._spotguard_attaches = True  # type: ignore[attr-defined]
+    return attached
+
+
+def _trainers(framework: str) -> ModuleType:
+    import importlib
+
+    try:
+        return importlib.import_module("spotguard.attach.trainers")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "spotguard":
+            raise
+        _say(
+            f"spotguard run --attach: {sys.executable} has {framework} and no spotguard: install it there, as in "
+            f"{sys.executable} -m pip install 'spotguard[s3]'"
+        )
+        raise SystemExit(_USAGE) from None
+
+
+def begin() -> None:
+    """Watch this interpreter's imports, once, if it may train below a `spotguard run --attach`. Never raise."""
+    try:
+        helper = any("from multiprocessing." in word for word in sys.orig_argv[1:4])
+        if (
+            not os.environ.get(VARIABLE)
+            or helper
+            or any(hasattr(each, "_unfinished") for each in sys.meta_path)
+        ):
+            return
+        sys.meta_path.insert(0, ImportWatch())
+        atexit.register(_say_if_nothing, os.getpid())
+    except Exception:  # noqa: BLE001 - as the docstring says
+        return
+
+
+def _say_if_nothing(pid: int) -> None:
+    """Say at the exit of a process that may have trained that nothing was attached in it."""
+    if os.getpid() != pid or "torch" not in sys.modules or os.environ.get("RANK", "0") != "0":
+        return
+    if "spotguard.hooks.register" in sys.modules or any(name in sys.modules for name in _LAUNCHERS):
+        return
+    loop = next((words for name, words in _LOOPS.items() if name in sys.modules), "")
+    there = next((name for name in TRAINERS if name in sys.modules), "")
+    if there:
+        why = f"{there} was imported, and its {TRAINERS[there][0]}.{TRAINERS[there][1]}() never called"
+    elif loop:
+        why = f"{loop} leaves the loop to the script, which then needs some lines: see the page about {loop}"
+    else:
+        why = "neither the Trainer of transformers nor Lightning's was imported"
+    _say(f"spotguard run --attach: nothing was attached: {why}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

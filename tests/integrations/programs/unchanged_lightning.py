@@ -1,0 +1,59 @@
+"""A Lightning script without a word of spotguard: `unchanged_lightning.py OUT CASE`. It writes what must be equal to OUT."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import lightning
+import torch
+from torch import nn
+
+warnings.filterwarnings("ignore")
+OUT, CASE = sys.argv[1:3]
+torch.set_num_threads(1)
+lightning.seed_everything(7, verbose=False)
+numbers = torch.Generator().manual_seed(1)
+data = torch.utils.data.TensorDataset(
+    torch.randn(46, 8, generator=numbers), torch.randn(46, 1, generator=numbers)
+)
+
+
+class Module(lightning.LightningModule):
+    """A network with dropout, and a schedule by steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        print(f"step {self.global_step}", flush=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=100)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+module = Module()
+trainer = lightning.Trainer(
+    max_epochs=3,
+    accelerator="cpu",
+    devices=1,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    accumulate_grad_batches=2,
+)
+loaders = [torch.utils.data.DataLoader(data, 2, shuffle=shuffle) for shuffle in (True, False)]
+trainer.fit(module, *loaders, ckpt_path="last" if CASE == "last" else None)
+found = {"model": module.state_dict(), "step": trainer.global_step, "rng": torch.get_rng_state()}
+torch.save(found | {"optimizer": trainer.optimizers[0].state_dict()["state"]}, OUT)
