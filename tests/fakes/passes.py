@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import spotguard
 from tests.fakes.store import FakeStore
-from tests.fakes.training import guarded, seed
+from tests.fakes.training import bits, guarded, seed
 
 WIDTH = 4
 
@@ -64,10 +64,11 @@ class Loop:
     def __init__(self, store: FakeStore | None, until: int = -1) -> None:
         self._store, self._until = store, until
         seed()
-        self.model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.losses: dict[int, float] = {}
+        self.model: Any = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.losses: dict[Any, float] = {}
         self.done = 0
+        self.values: dict[str, Any] = {}
         self.guard: Any = None
         self._open: Any = None
         self._by_hand = True
@@ -82,8 +83,9 @@ class Loop:
 
     def restore(self, **values: Any) -> None:
         """Register everything and restore."""
+        self.values = {"model": self.model, "optimizer": self.optimizer, **values}
         if self._store is not None:
-            self._open = guarded(self._store, {"model": self.model, "optimizer": self.optimizer, **values})
+            self._open = guarded(self._store, self.values)
             self.guard = self._open.__enter__()
             self.done = self.guard.restore()
 
@@ -94,8 +96,14 @@ class Loop:
             self.backward(batch)
         self.step()
 
+    def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = (self.model(batch.reshape(-1, WIDTH).float()) - 1).square().mean()
+        return loss
+
     def backward(self, batch: torch.Tensor) -> None:
-        loss = (self.model(batch.reshape(-1, WIDTH).float()) - 1).square().mean()
+        self.descend(self.loss_of(batch))
+
+    def descend(self, loss: torch.Tensor) -> None:
         loss.backward()
         self.losses[self.done] = self.losses.get(self.done, 0.0) + loss.item()
 
@@ -106,8 +114,21 @@ class Loop:
             self._end()
             yield number
 
+    def note(self, name: str, number: Any) -> None:
+        """Compare this number of this step, too."""
+        self.losses[name, self.done] = float(number)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this is the last life of several."""
+        return self._store is not None and self._until < 0
+
     def step(self) -> None:
         self.optimizer.step()
+        self.boundary()
+
+    def boundary(self) -> None:
+        """End a turn."""
         self.done += 1
         if self._by_hand:
             if self.guard is not None:
@@ -134,21 +155,31 @@ class Loop:
 Script = Callable[[Loop], object]
 
 
-def unequal(script: Script, cuts: Iterable[int]) -> list[int]:
-    """Return the cuts with which a resumed run trains something else than an undisturbed one."""
-    plain = Loop(None).live(script)
-    return [cut for cut in cuts if _resumed(script, cut) != _what(plain, {})]
+def unequal(script: Script, cuts: Iterable[int], twice: bool = False) -> list[int]:
+    """Return the cuts with which a resumed run trains something else than an undisturbed one.
+
+    Args:
+        script: what is trained.
+        cuts: the steps at which a first life ends.
+        twice: cut the second life too, one step later.
+    """
+    plain = _what(Loop(None).live(script), {})
+    return [cut for cut in cuts if _resumed(script, cut, *[cut + 1] * twice) != plain]
 
 
-def _resumed(script: Script, cut: int) -> Any:
-    store = FakeStore()
-    first = Loop(store, cut).live(script)
-    assert first.done == cut
-    return _what(Loop(store).live(script), first.losses)
+def _resumed(script: Script, *cuts: int) -> Any:
+    store, losses = FakeStore(), dict[Any, float]()
+    for cut in cuts:
+        life = Loop(store, cut).live(script)
+        assert life.done == cut
+        losses.update(life.losses)
+    return _what(Loop(store).live(script), losses)
 
 
-def _what(loop: Loop, earlier: dict[int, float]) -> Any:
-    return {**earlier, **loop.losses}, [p.tolist() for p in loop.model.parameters()]
+def _what(loop: Loop, earlier: dict[Any, float]) -> Any:
+    """The losses of a run, and every bit of what it registered at its end, but for the position of its loaders."""
+    values = {name: value for name, value in loop.values.items() if not hasattr(value, "position")}
+    return {**earlier, **loop.losses}, bits(values, rng=False)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
