@@ -116,7 +116,7 @@ class Loop:
 
     def note(self, name: str, number: Any) -> None:
         """Compare this number of this step, too."""
-        self.losses[name, self.done] = float(number)
+        self.losses[name, self.done] = number.item() if isinstance(number, torch.Tensor) else number
 
     @property
     def resumes(self) -> bool:
@@ -178,7 +178,12 @@ def _resumed(script: Script, *cuts: int) -> Any:
 
 def _what(loop: Loop, earlier: dict[Any, float]) -> Any:
     """The losses of a run, and every bit of what it registered at its end, but for the position of its loaders."""
-    values = {name: value for name, value in loop.values.items() if not hasattr(value, "position")}
+    values = {
+        name: value
+        for name, value in loop.values.items()
+        if isinstance(value, (dict, torch.Tensor))
+        or (hasattr(value, "state_dict") and not hasattr(value, "position"))
+    }
     return {**earlier, **loop.losses}, bits(values, rng=False)
 
 
