@@ -22,6 +22,7 @@ from tests.docs.messages import messages
 from tests.docs.pages import ROOT
 
 MESSAGES = ROOT / "tests" / "golden" / "messages.txt"
+REPORTS = ROOT / "tests" / "hooks" / "state" / "reports"
 
 _PART = re.compile(r"(<!-- generated: (\w+) ?([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -156,12 +157,37 @@ def _failures(_: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _reports(_: str) -> str:
+    """Return the public reports that the tests have, with their verdicts; it imports no torch."""
+    found: dict[str, tuple[str, str]] = dict(_reports_elsewhere())
+    for path in sorted(REPORTS.glob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            for call in getattr(node, "decorator_list", []):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "report":
+                    where, says = [*map(ast.literal_eval, call.args), ""][:2]
+                    silent = any(each.arg == "silent" for each in call.keywords)
+                    found[where] = (ast.get_docstring(node) or "", "-" if silent else says)  # type: ignore[arg-type]
+    rows = [
+        f"| {where} | {what} | {'another run' if says == '-' else f'`{says}`' if says else 'exact'} |"
+        for where, (what, says) in sorted(found.items(), key=lambda each: each[0].lower())
+    ]
+    return "\n".join(["", "| report | what happens there | here |", "|---|---|---|", *rows]) + "\n\n"
+
+
+def _reports_elsewhere() -> Iterator[tuple[str, tuple[str, str]]]:
+    from tests.hooks.state.reports.test_elsewhere import ELSEWHERE
+
+    for where, (what, says, _test) in ELSEWHERE.items():
+        yield where, (what, says)
+
+
 _KINDS: dict[str, Callable[[str], str]] = {
     "command": _command,
     "settings": _settings,
     "metrics": _metrics,
     "fields": _fields,
     "failures": _failures,
+    "reports": _reports,
 }
 
 

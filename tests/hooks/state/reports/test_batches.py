@@ -117,7 +117,7 @@ def one_order_for_ever(loop: Loop) -> None:
 
 @report("wyim-pgl/transgenic#59")
 def seen_twice_or_never(loop: Loop) -> None:
-    """A loop skips by index in a permutation drawn from the generator of the middle of the pass."""
+    """A loop skips by index in a permutation of the middle of the pass."""
     loader = loop.wrap(DataLoader(Rows(18), 4, shuffle=True))
     loop.restore(loader=loader)
     for _ in range(loader.epoch, 3):
@@ -135,7 +135,7 @@ def second_resume_in_a_pass(loop: Loop) -> None:
 
 @report("meta-pytorch/data#1437", cuts=(5, 10))
 def stateful_loader_at_the_end_of_a_pass(loop: Loop) -> None:
-    """The state of a stateful loader is another one after it was loaded, and a pass is missing."""
+    """A stateful loader has another state after a load, and a pass is missing."""
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     epochs(loop, torchdata.StatefulDataLoader(Rows(), 4, shuffle=True))
 
@@ -196,7 +196,7 @@ def rows_of_a_buffer_twice(loop: Loop) -> None:
 
 @report("huggingface/datasets#7538", cuts=(1, 3, 6))
 def middle_of_a_chunk(loop: Loop) -> None:
-    """A stream that reads chunks drops the rest of the chunk in which it was cut."""
+    """A stream that reads chunks drops the rest of its present chunk."""
     epochs(loop, DataLoader(Stream(in_chunks), 4))
 
 
@@ -221,7 +221,7 @@ def short_passes_of_a_stream(loop: Loop) -> None:
 
 @report("huggingface/datasets#5454", cuts=(3, 6))
 def interleaved_streams(loop: Loop) -> None:
-    """Several sources are mixed by random numbers, and a resumed run mixes them anew."""
+    """Nothing saves the place, the generator and the buffer of a stream."""
 
     def mix(rows: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         others = iter(-Rows().rows)

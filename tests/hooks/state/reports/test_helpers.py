@@ -112,7 +112,7 @@ def patience(loop: Loop) -> None:
 
 @report("skorch-dev/skorch#267")
 def best_of_the_history(loop: Loop) -> None:
-    """The first epoch behind a resume is always the best one, and its model is kept."""
+    """The first epoch behind a resume is always the best one."""
     history: list[dict[str, Any]] = []
     best: dict[str, Any] = {"loss": float("inf"), "weights": {}}
     loop.restore(best=best, history={"epochs": history})
@@ -134,7 +134,7 @@ def weights_of_the_loss(loop: Loop) -> None:
 
 @report("ymcui/Chinese-LLaMA-Alpaca#147")
 def adapter_of_a_frozen_model(loop: Loop) -> None:
-    """Only the adapter is saved, and the losses do not go on where they were."""
+    """Only the adapter is saved, and the losses do not continue where they were."""
     adapter = nn.Linear(8, 1)
     loop.model[2].requires_grad_(False)
     loop.model[2].register_module("adapter", adapter)
@@ -276,9 +276,9 @@ class Policy(nn.Module):
         return out
 
 
-@report("huggingface/lerobot#2877", "temperature", cuts=(6,))
+@report("huggingface/lerobot#2877", "temperature changes during training", cuts=(6,))
 def temperature_of_a_policy(loop: Loop) -> None:
-    """The temperature is a plain number of the policy, and has its first value until it is computed."""
+    """The temperature is a plain number of the policy, and has its first value again."""
     loop.model = Policy()
     loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
     loop.restore()

@@ -136,14 +136,14 @@ def lookahead(loop: Loop) -> None:
         loop.learn(batch())
 
 
-@report("lonePatient/lookahead_pytorch#3", "state_dict")
+@report("lonePatient/lookahead_pytorch#3", "give it state_dict() and load_state_dict()")
 def lookahead_without_a_state_dict(loop: Loop) -> None:
     """A wrapper without a state dict cannot be saved."""
     loop.optimizer = Lookahead(loop.optimizer)
     loop.restore()
 
 
-@report("mgrankin/over9000#8", "Lookahead", cuts=(4, 10))
+@report("mgrankin/over9000#8", "changes during training, and no checkpoint has it", cuts=(4, 10))
 def inner_optimizer_alone(loop: Loop) -> None:
     """Only the optimizer inside Lookahead is saved."""
     inner = loop.optimizer
@@ -216,9 +216,9 @@ def adversarial(loop: Loop, register: bool) -> None:
         loop.step()
 
 
-@report("pytorch/pytorch#13350")
+@report("rosinality/sagan-pytorch#8")
 def spectral_norm(loop: Loop) -> None:
-    """The vectors of a spectral norm differ after a load."""
+    """A discriminator with a spectral norm trains otherwise behind a load."""
     loop.model[0] = nn.utils.parametrizations.spectral_norm(loop.model[0])
     loop.model[2] = nn.utils.spectral_norm(loop.model[2])
     loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.05, momentum=0.9)
@@ -268,7 +268,7 @@ class Average(nn.Module):
 
 @report("lightly-ai/lightly-train#892", silent="a count that a module's own method reads is not watched")
 def updates_of_an_average(loop: Loop) -> None:
-    """The count of updates is a plain number of the average, and the decay begins anew."""
+    """The count of updates is a plain number, and the decay begins anew."""
     average = Average(loop.model)
     loop.restore(average=average)
     for _ in loop.turns(12):
@@ -278,7 +278,7 @@ def updates_of_an_average(loop: Loop) -> None:
 
 @report("ultralytics/yolov5#310")
 def updates_in_a_buffer(loop: Loop) -> None:
-    """The average restarts with a count of 0; here the count is a buffer."""
+    """The average restarts with a count of 0, if that is no buffer."""
     average = Average(loop.model, None)
     del average.updates
     average.register_buffer("updates", torch.zeros(()))

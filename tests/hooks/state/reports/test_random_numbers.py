@@ -35,7 +35,7 @@ class Noisy(Rows):
 
 @report("huggingface/transformers#46628")
 def augmentation_in_skipped_batches(loop: Loop) -> None:
-    """The batches that a resumed pass skips draw random numbers, and the first new one gets others."""
+    """The batches that a resumed pass skips draw the numbers of the next ones."""
     epochs(loop, DataLoader(Noisy(), 4, shuffle=True))
 
 
@@ -65,18 +65,18 @@ def another_seed(loop: Loop) -> None:
 
 @report("fangchangma/sparse-to-dense.pytorch#19", cuts=(6,))
 def workers_seeded_by_their_number(loop: Loop) -> None:
-    """Each worker seeds NumPy with its number, and a resumed run augments as the first one."""
+    """Each worker seeds NumPy with its number, also behind a resume."""
     loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=1, worker_init_fn=np.random.seed)
     epochs(loop, loader, 2)
 
 
 @report(
-    "pytorch/ignite#795",
+    "pytorch/ignite#851",
     cuts=(3, 5, 8),
     silent="a script that seeds before each pass also seeds before the resumed one",
 )
 def seed_of_each_pass(loop: Loop) -> None:
-    """Each pass seeds all generators, and a run resumed in the middle of one begins at its seed."""
+    """Each pass seeds all generators, also a pass that is resumed in its middle."""
     loader = loop.wrap(DataLoader(Noisy(), 4, shuffle=True))
     loop.restore(loader=loader)
     for epoch in range(loader.epoch, 3):
@@ -87,7 +87,7 @@ def seed_of_each_pass(loop: Loop) -> None:
 
 @report("k2-fsa/icefall#221", cuts=(3, 5, 8))
 def seed_at_the_beginning_of_each_pass(loop: Loop) -> None:
-    """Each pass seeds the generators, so that a run resumed at its beginning is the same."""
+    """The seed is set at the beginning of each pass."""
     loader = loop.wrap(DataLoader(Noisy(), 4, shuffle=True))
     loop.restore(loader=loader)
     for epoch in range(loader.epoch, 3):
@@ -95,12 +95,6 @@ def seed_at_the_beginning_of_each_pass(loop: Loop) -> None:
             seed(12 + epoch)
         for batch in loader:
             loop.learn(batch)
-
-
-@report("NVIDIA/DALI#1378")
-def generator_of_the_augmentation(loop: Loop) -> None:
-    """The augmentation has a generator of its own, whose state nothing saves."""
-    epochs(loop, DataLoader(Noisy(np.random.default_rng(4)), 4, shuffle=True))
 
 
 @report("EleutherAI/gpt-neox#308", cuts=(1, 3, 4))
@@ -116,7 +110,7 @@ def two_batches_a_step(loop: Loop) -> None:
 
 @report("Nerogar/OneTrainer#1465", cuts=(1, 2, 4))
 def window_over_two_passes(loop: Loop) -> None:
-    """A stop within an accumulation window loses its gradients; one turn a step never stops there."""
+    """A stop within an accumulation window loses its gradients."""
     loader = loop.wrap(DataLoader(Rows(20), 4, shuffle=True))
     window: list[torch.Tensor] = []
     loop.restore(loader=loader, window={"batches": window})
@@ -145,7 +139,7 @@ def micro_batches_as_steps(loop: Loop) -> None:
 
 @report("senwu/emmental#101", cuts=(3, 7))
 def tasks_in_a_random_order(loop: Loop) -> None:
-    """The loaders of several tasks take turns at random."""
+    """Training cannot resume at the same place in the loaders of several tasks."""
     one, two = (loop.wrap(DataLoader(Rows(n), 4, shuffle=True)) for n in (20, 12))
     order: list[int] = []
     loop.restore(one=one, two=two, order={"order": order})

@@ -29,19 +29,6 @@ def stepped(loop: Loop, scheduler: Any, total: int = 12, **values: Any) -> None:
         scheduler.step()
 
 
-@report("pytorch/pytorch#60265")
-def cosine(loop: Loop) -> None:
-    """The learning rate jumps, because the scheduler is built with `last_epoch`."""
-    stepped(loop, lr_scheduler.CosineAnnealingLR(loop.optimizer, 12))
-
-
-@report("Lightning-AI/pytorch-lightning#15462")
-def one_cycle(loop: Loop) -> None:
-    """The inner state of the one-cycle schedule is not restored, nor the momentum that it cycles."""
-    loop.optimizer = torch.optim.AdamW(loop.model.parameters())
-    stepped(loop, lr_scheduler.OneCycleLR(loop.optimizer, 0.1, total_steps=13))
-
-
 @report("pytorch/pytorch#162591")
 def sequence_of_schedules(loop: Loop) -> None:
     """A sequence of schedules resumes in its first one."""
@@ -59,12 +46,6 @@ def schedulers_that_change_the_optimizer(loop: Loop) -> None:
     ]
     loop.optimizer.param_groups[0]["lr"] = 0.05
     stepped(loop, lr_scheduler.ChainedScheduler(schedulers))
-
-
-@report("Deci-AI/super-gradients#1469")
-def cyclic(loop: Loop) -> None:
-    """The state of a cyclic schedule holds a function, and cannot be saved."""
-    stepped(loop, lr_scheduler.CyclicLR(loop.optimizer, 0.01, 0.1, 3, mode="exp_range", gamma=0.9))
 
 
 @report("ultralytics/yolov5#292")
@@ -128,16 +109,6 @@ def groups_of_a_wrapper(loop: Loop) -> None:
     stepped(loop, lr_scheduler.StepLR(loop.optimizer, 2, 0.7))
 
 
-@report("victoresque/pytorch-template#68", "is not registered")
-def scheduler_in_no_checkpoint(loop: Loop) -> None:
-    """The scheduler is in no checkpoint, and begins anew."""
-    scheduler = lr_scheduler.CosineAnnealingLR(loop.optimizer, 12)
-    loop.restore()
-    for _ in loop.turns(12):
-        loop.learn(batch())
-        scheduler.step()
-
-
 class Noam:
     """A schedule of one's own that counts its steps."""
 
@@ -149,7 +120,7 @@ class Noam:
         self.optimizer.param_groups[0]["lr"] = 0.1 * min(self.count**-0.5, self.count * 4**-1.5)
 
 
-@report("joeynmt/joeynmt#127", "state_dict")
+@report("joeynmt/joeynmt#127", "give it state_dict() and load_state_dict()")
 def scheduler_without_a_state_dict(loop: Loop) -> None:
     """A scheduler of one's own has no `state_dict`, and begins anew."""
     stepped(loop, Noam(loop.optimizer))
@@ -157,7 +128,7 @@ def scheduler_without_a_state_dict(loop: Loop) -> None:
 
 @report("huggingface/accelerate#1673")
 def values_of_a_scheduler(loop: Loop) -> None:
-    """A custom scheduler starts again at its warm-up; here the dict of its numbers is registered."""
+    """A custom scheduler is reset at a load."""
     scheduler = Noam(loop.optimizer)
     numbers = {"count": 0}
     loop.restore(numbers=numbers)
