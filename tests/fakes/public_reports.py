@@ -81,7 +81,8 @@ class Table(dict[str, Report]):
             pytest.param(
                 report,
                 id=name,
-                marks=[pytest.mark.xfail(reason=report.silent, strict=True)] * bool(report.silent),
+                marks=[pytest.mark.xfail(reason=report.silent, raises=AssertionError, strict=True)]
+                * bool(report.silent),
             )
             for name, report in self.items()
         ]

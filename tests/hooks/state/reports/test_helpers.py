@@ -56,6 +56,14 @@ def schedule_of_skipped_steps(loop: Loop) -> None:
     scaled(loop, scaler, scheduler)
 
 
+@report("allenai/tango#154", cuts=(4, 7), silent="a scaler that is not registered is not named")
+def scale_in_no_checkpoint(loop: Loop) -> None:
+    """The scaler is in no checkpoint."""
+    scaler = scaler_on_cpu()
+    loop.restore()
+    scaled(loop, scaler)
+
+
 class DynamicScale:
     """A scale of one's own that remembers its last overflow."""
 

@@ -303,6 +303,17 @@ def average_in_place_of_the_weights(loop: Loop) -> None:
             loop.model.load_state_dict(own)
 
 
+@report("ai2cm/ace#349", silent="an average that is not registered is not named")
+def average_in_no_checkpoint(loop: Loop) -> None:
+    """The average begins anew at the present weights."""
+    ema = AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    loop.restore()
+    for _ in loop.turns(16):
+        loop.learn(batch())
+        ema.update_parameters(loop.model)
+        loop.note("average", next(ema.parameters()).sum())
+
+
 class Shadow:
     """An average in a list, with a state of its own."""
 

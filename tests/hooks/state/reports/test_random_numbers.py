@@ -21,15 +21,9 @@ report = reports.report
 
 
 class Noisy(Rows):
-    """Rows with noise of a generator: Python's, NumPy's and torch's global ones, unless it has its own."""
-
-    def __init__(self, own: np.random.Generator | None = None) -> None:
-        super().__init__()
-        self.own = own
+    """Rows with noise of Python's, NumPy's and torch's global generators."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.own is not None:
-            return self.rows[index] + self.own.random()
         return self.rows[index] * random.random() + float(np.random.rand()) + torch.rand(WIDTH)
 
 
@@ -95,6 +89,46 @@ def seed_at_the_beginning_of_each_pass(loop: Loop) -> None:
             seed(12 + epoch)
         for batch in loader:
             loop.learn(batch)
+
+
+def validated(loop: Loop) -> None:
+    """Run the model on a second loader, which draws a seed."""
+    for each in DataLoader(Rows(), 4):
+        loop.loss_of(each)
+
+
+@report("pytorch/pytorch#80119", cuts=(3, 5, 8))
+def validation_behind_a_pass(loop: Loop) -> None:
+    """The loader of the validation changes the order of the training's."""
+    loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
+    loop.restore(loader=loader)
+    for _ in range(loader.epoch, 3):
+        for each in loader:
+            loop.learn(each)
+        validated(loop)
+
+
+@report("pytorch/pytorch#11062", cuts=(3, 8), silent="a resumed pass draws again what was drawn before it")
+def validation_before_a_pass(loop: Loop) -> None:
+    """The order of a pass depends on the number of validations before it."""
+    loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
+    loop.restore(loader=loader)
+    for _ in range(loader.epoch, 3):
+        validated(loop)
+        for each in loader:
+            loop.learn(each)
+
+
+@report("sktime/pytorch-forecasting#2148", silent="draws between restore() and steps() move the first turn's")
+def look_before_the_loop(loop: Loop) -> None:
+    """A look at batches before the training changes its random numbers."""
+    loop.restore()
+    validated(loop)
+    for _ in loop.turns(12):
+        loop.learn(torch.randn(4, WIDTH))
+
+
+# --- the loop --------------------------------------------------------------------------------------------------
 
 
 @report("EleutherAI/gpt-neox#308", cuts=(1, 3, 4))
@@ -166,6 +200,16 @@ def endless_stream_of_batches(loop: Loop) -> None:
     batches = for_ever()
     for _ in loop.turns(12):
         loop.learn(next(batches))
+
+
+@report("facebookresearch/dinov2#341", silent="a loader that is neither wrapped nor registered is not named")
+def loader_in_no_checkpoint(loop: Loop) -> None:
+    """The data begins again at each restart."""
+    loader = DataLoader(Rows(), 4, shuffle=True)
+    loop.restore()
+    for _ in range(loop.done // 5, 3):
+        for each in loader:
+            loop.learn(each)
 
 
 @report("lhotse-speech/lhotse#1401", cuts=(2, 4))
