@@ -88,7 +88,7 @@ class ResumableLoader:
         #: The pass under way, or interrupted, and what the next iterator resumes of it.
         self._pass: Pass | None = None
         self._resumes: Pass | None = None
-        #: The generators of the restored step, once an iterator was made after it.
+        #: The generators of the restored step, where it lies within a pass, or once an iterator was made after it.
         self._after: Captured | None = None
         #: Whether the script looks at a first batch before a pass. If not, a second iterator begins another pass; None: not known.
         self._looks: bool | None = None
@@ -364,6 +364,8 @@ class ResumableLoader:
         """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
         self._restores += 1
         self._pass = self._resumes
+        # A script that seeds or validates before each pass does so before a resumed one too, of which no uninterrupted run knows.
+        self._after = self.captured() if self._pass is not None and self._pass.taken else None
         if not self.epoch and self._pass is None:  # from here on all looks are seen
             self._looks = False
         first_draws.forget()

@@ -64,11 +64,7 @@ def workers_seeded_by_their_number(loop: Loop) -> None:
     epochs(loop, loader, 2)
 
 
-@report(
-    "pytorch/ignite#851",
-    cuts=(3, 5, 8),
-    silent="a script that seeds before each pass also seeds before the resumed one",
-)
+@report("pytorch/ignite#851", cuts=(3, 5, 8))
 def seed_of_each_pass(loop: Loop) -> None:
     """Each pass seeds all generators, also a pass that is resumed in its middle."""
     loader = loop.wrap(DataLoader(Noisy(), 4, shuffle=True))
@@ -108,7 +104,7 @@ def validation_behind_a_pass(loop: Loop) -> None:
         validated(loop)
 
 
-@report("pytorch/pytorch#11062", cuts=(3, 8), silent="a resumed pass draws again what was drawn before it")
+@report("pytorch/pytorch#11062", cuts=(3, 8))
 def validation_before_a_pass(loop: Loop) -> None:
     """The order of a pass depends on the number of validations before it."""
     loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
