@@ -119,6 +119,13 @@ def test_a_checkpoint_that_the_script_finds_by_itself_is_not_loaded(machine: Mac
     assert said.count("a new machine lacks them") == 1
 
 
+def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
+    program = [str(environment("transformers")), str(PROGRAMS / "unchanged_trainer.py"), "out", "plain"]
+    proved = machine.spotguard("prove", "--attach", "--steps", "8", "--tries", "1", "--", *program)
+    assert proved.ended() == 0, proved.out.text + proved.err.text
+    assert "EXACT" in proved.out.text
+
+
 def test_a_second_training_in_one_process_is_refused_by_name(machine: Machine) -> None:
     program = [str(environment("transformers")), str(PROGRAMS / "unchanged_trainer.py")]
     running = machine.run("--attach --every off", *program, str(machine.folder / "out"), "twice")

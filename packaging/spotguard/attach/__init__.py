@@ -3,3 +3,17 @@
 `path` holds a `sitecustomize` that Python runs before the script. It loads `import_watch`, which waits for a framework's Trainer to be
 imported, and `trainers` then attaches the adapter of `spotguard.integrations` as training begins.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .import_watch import VARIABLE
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a command, in whose Pythons Trainers attach themselves."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).with_name("path")), env.get("PYTHONPATH"))))
+    return {**env, VARIABLE: "yes", "PYTHONPATH": path}

@@ -156,12 +156,12 @@ def write_startup(folder: Path) -> None:
 
 
 def environment(env: Mapping[str, str], plan: Path, scratch: Path, ground: Ground) -> dict[str, str]:
-    """Return the user's environment with trackers and hubs offline, and without other SPOTGUARD_ variables.
+    """Return the user's environment with trackers and hubs offline, and without other SPOTGUARD_ variables than that of `--attach`.
 
     Args:
         scratch: a directory for files that the life's tools write outside the working directory, temporary files included.
     """
-    kept = {name: value for name, value in env.items() if not name.startswith("SPOTGUARD_")}
+    kept = {k: v for k, v in env.items() if not k.startswith("SPOTGUARD_") or k == "SPOTGUARD_ATTACH"}
     offline = {name: value.format(folder=scratch) for name, value in OFFLINE.items()}
     behind = [ground.moved(path) for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     own = {

@@ -14,6 +14,7 @@ from types import FrameType
 from rich.text import Text
 
 from spotguard.agent.config import parsers
+from spotguard.attach import environment
 from spotguard.prove import page
 from spotguard.prove.copies import Original, links
 from spotguard.prove.proof import EXIT_CODES, ProofRequest, prove
@@ -62,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", help=f"give up a run without a step for this long [{_TIMEOUT:g}]"
     )
     runs.add_argument("--jobs", metavar="N", help="run this many at a time [2; 1 with a launcher or a GPU]")
+    runs.add_argument(
+        "--attach", action="store_true", help="guard a Trainer in an unchanged script, as run --attach does"
+    )
     runs.add_argument("--fail-fast", action="store_true", help="end all runs once one of them differs")
     add_directory(parser.add_argument_group("directory"))
     add_json(parser.add_argument_group("output"))
@@ -141,7 +145,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofReques
         )
     return ProofRequest(
         command=command,
-        env=os.environ,
+        env=environment(os.environ) if arguments.attach else os.environ,
         original=original_of(arguments),
         steps=steps,
         tries=tries,
