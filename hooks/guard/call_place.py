@@ -108,7 +108,9 @@ class CallPlace:
                 "guard.save() was called in the middle of a step: call it right after guard.step(), or "
                 "first in the body of a loop over guard.steps() [SG405]"
             )
-        if self._state.monitor.trained_unseen:  # without a torch optimizer, the gate saw no step
+        # Without a torch optimizer, the gate saw no step. A start that was restored behind step 0 has called `guard.step()` before: it may
+        # have loaded its best weights behind the loop.
+        if not completed and self._state.monitor.trained_unseen:
             raise UsageError(
                 f"guard.save() would save trained weights as step {completed}, because guard.step() was not "
                 "called since guard.restore(): call guard.step() after each step of the training [SG405]"

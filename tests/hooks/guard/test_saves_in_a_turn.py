@@ -543,3 +543,22 @@ def test_the_first_turn_begins_as_any_other() -> None:
         job.values["model"].eval()
         forward(job).backward()
         assert "gradient" in guard._state.begun()
+
+
+@pytest.mark.parametrize("restored", [0, 2])
+def test_weights_that_nothing_marked_are_refused_as_step_0_alone(restored: int) -> None:
+    """Without a torch optimizer no step is seen. A restart behind the last step loads its best weights once more, and saves."""
+    store, model = FakeStore(), torch.nn.Linear(4, 1)
+    with guarded(store, {"model": model}) as guard:
+        guard.restore()
+        for _ in range(restored):
+            model.weight.data += 1
+            guard.step()
+        guard.save()
+    with guarded(store, {"model": model}) as guard:
+        assert guard.restore() == restored
+        model.weight.data += 1
+        with nullcontext() if restored else pytest.raises(UsageError, match="would save trained weights"):
+            guard.save()
+    markers = [key for key in store.objects if key.endswith("COMMIT.json")]
+    assert len(markers) == (2 if restored else 1)
