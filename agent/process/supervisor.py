@@ -40,6 +40,10 @@ logger = logging.getLogger("spotguard.agent")
 #: Signals by which a terminal stops a background group that reads from it or writes to it.
 _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
+#: Signals that schedulers and launchers send before a time limit, and a session that closes. Their default is the end, without
+#: a save.
+_BEFORE_AN_END = (signal.SIGUSR1, signal.SIGHUP)
+
 __all__ = ["CommandError", "Supervisor", "take_status"]
 
 
@@ -151,12 +155,11 @@ class Supervisor:
             self._send(signal.SIGCONT)
 
     def pass_on(self, signum: int, trained: Set[int] = frozenset()) -> None:
-        """Send a signal that was sent to this process. SIGUSR1 goes only to processes of the group that handle it.
+        """Send a signal that was sent to this process. SIGUSR1 and SIGHUP go only to processes of the group that handle them.
 
-        It comes back as an event if none does, or if one of the training processes in `trained` does not.
+        One comes back as an event if none does, or if one of the training processes in `trained` does not.
         """
-        # Schedulers and launchers send it before a time limit. Its default is the end, without a save.
-        if signum != signal.SIGUSR1 or not self._pid:
+        if signum not in _BEFORE_AN_END or not self._pid:
             self.signal(signum)
         elif not proctree.send_handled(signum, self._pid, trained):
             self._post(Signalled(signum, unhandled=True))

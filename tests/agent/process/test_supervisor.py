@@ -153,18 +153,21 @@ subprocess.Popen([sys.executable, "-c", {FAMILY!r}], start_new_session=True, clo
         os.close(pidfd)
 
 
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP"])
 @pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN", "default_int_handler"])
-def test_sigusr1_is_passed_on_only_to_a_command_that_handles_it(action: str, stand: Stand) -> None:
+def test_a_signal_before_an_end_is_passed_on_only_to_a_command_that_handles_it(
+    action: str, name: str, stand: Stand
+) -> None:
     """Or ignores it. Its default would end a command that saves at a notice."""
     command = stand.python(
-        f"import os, signal; signal.signal(signal.SIGUSR1, signal.{action}); "
+        f"import os, signal; signal.signal(signal.{name}, signal.{action}); "
         "os.write(int(os.environ['REPORT']), b'ready' + bytes([10])); signal.pause()"
     )
     pid = command.start()
     assert stand.report.next() == "ready"
-    command.pass_on(signal.SIGUSR1)
+    command.pass_on(signal.Signals[name])
     if action == "SIG_DFL":
-        assert stand.events.get(timeout=TIMEOUT) == Signalled(signal.SIGUSR1, unhandled=True)
+        assert stand.events.get(timeout=TIMEOUT) == Signalled(signal.Signals[name], unhandled=True)
     command.kill()
     ended = stand.events.get(timeout=TIMEOUT)
     assert isinstance(ended, CommandEnded)
