@@ -77,6 +77,7 @@ class Machine:
         self._recovery = Recovery(policy.recover, policy.max_restarts, self._failures)
         self.verification = VerificationSchedule(self._turn, self._sessions, policy.verify_every)
         self._peers = Peers(self._turn, self._sessions, self._command, self._delivery)
+        self._signals = RunSignals(self._turn, self._command, self._delivery)
         self._answers = Answers(
             self._turn,
             self._sessions,
@@ -85,6 +86,7 @@ class Machine:
             self._delivery,
             self._peers,
             self._launchers,
+            self._signals,
             self._stalls,
             self._failures,
         )
@@ -109,7 +111,6 @@ class Machine:
             self._stall_response,
         )
         self._service = Service(self._turn, self._sessions, self._delivery)
-        self._signals = RunSignals(self._turn, self._command, self._delivery)
 
     # --- events in, actions out ---
 

@@ -20,6 +20,7 @@ from ..ipc.peer_liveness import place_of
 from ..outcome import Outcome, as_level
 from .command import CommandGroup
 from .delivery import Delivery
+from .ending.sigterm import RunSignals
 from .failures.errors import FailureLog, cause_of
 from .failures.stall import StallWatch
 from .failures.verification import damage_line
@@ -157,6 +158,7 @@ class Answers:
         delivery: Delivery,
         peers: Peers,
         launchers: LauncherNotices,
+        signals: RunSignals,
         stalls: StallWatch,
         failures: FailureLog,
     ) -> None:
@@ -167,6 +169,7 @@ class Answers:
         self._delivery = delivery
         self._peers = peers
         self._launchers = launchers
+        self._signals = signals
         self._stalls = stalls
         self._failures = failures
 
@@ -293,6 +296,8 @@ class Answers:
     ) -> None:
         if isinstance(message, protocol.Delivered) and message.kind in protocol.OF_A_RANK:
             self._told_by_launcher(session, message)
+        elif isinstance(message, protocol.Delivered) and message.kind == protocol.SIGNAL:
+            self._signals.held(message.source)
         p = self._delivery.active
         if p is None or message.id not in p.ids:
             p = self._launchers.of(session, message.id)

@@ -99,6 +99,8 @@ class Turn:
         self.now = 0.0
         #: A second SIGTERM, or a SIGINT, has come: the command ends at once and nothing new begins.
         self.stopping = False
+        #: Ctrl-C has been answered with a save: the exit code is that of an end by hand.
+        self.interrupted = False
         #: SIGTERMs to `spotguard run` that count.
         self.terms = 0
         #: Monotonic seconds at which SIGKILL follows a forced end; None if no end is forced.

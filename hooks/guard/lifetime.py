@@ -81,7 +81,7 @@ class GuardLifetime:
         try:
             parts.errors.end()
             with no_worker_error():  # a launcher ends the loader's workers, too
-                parts.shutdown.at_exit()
+                parts.shutdown.at_exit(interrupted=why == "interrupted")
                 self.closed = True
                 parts.saver.close(_LAST_UPLOAD, lambda: self._record_end(why))
         finally:  # even after a Ctrl-C meanwhile

@@ -39,6 +39,8 @@ MOST_METRICS = 16
 LAUNCHER = "launcher"
 #: Kind of the notice that a rank makes of the error that ends it.
 FAILURE = "failure"
+#: Kind of the notice that the agent makes of a signal to `run`, or of one that the terminal sent to the command alone.
+SIGNAL = "signal"
 #: Kinds of notices that a rank makes, and no agent: training goes on after the save, where it can.
 OF_A_RANK = frozenset({LAUNCHER, FAILURE})
 
@@ -104,7 +106,8 @@ class Delivered(Message):
 
     id: str
     monotonic: float
-    #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`).
+    #: Kind, source and seconds left of a notice that no agent sent (`OF_A_RANK`). With `SIGNAL`, the source is a signal that this
+    #: process holds, and the agent is asked for a notice.
     kind: str = ""
     source: str = ""
     seconds_left: float = 0.0

@@ -6,6 +6,7 @@ Pure, like all of `core`: events and the time come in, actions go out.
 from __future__ import annotations
 
 import logging
+import signal
 
 from ....hooks.ipc.failure_classes import is_broken_hardware
 from ....providers.notice import NoticeKind
@@ -129,12 +130,15 @@ class RestartPolicy:
     def _after_notice(self, p: Preemption, command: Command) -> None:
         """Publish the outcome of a notice after the command's end, and decide what comes next."""
         returncode = None if p.of_orphan else command.returncode
-        if returncode and command.exit_code is not None:  # it was killed for a failure before the notice
-            self._delivery.publish(p, p.ended, returncode, command.exit_code)
-            self._delivery.forget(p)
-            self._turn.exit(command.exit_code, p.limit)
-            return
         asked = p.signalled or p.ending
+        instead = command.exit_code if returncode else None  # it was killed for a failure before the notice
+        if self._turn.interrupted and (returncode or asked):
+            instead = 128 + signal.SIGINT  # with 75, a shell's loop would go on
+        if instead is not None:
+            self._delivery.publish(p, p.ended, returncode, instead)
+            self._delivery.forget(p)
+            self._turn.exit(instead, p.limit)
+            return
         code = 0 if returncode == 0 and not asked else self._turn.policy.exit_code
         if p.stays and p.restarts and self._turn.stopping and returncode:
             code = (

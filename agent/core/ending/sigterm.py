@@ -1,6 +1,6 @@
 """What a signal to `spotguard run` means: SIGTERM is a notice, a second one or SIGINT ends the command at once.
 
-`machine` calls this in the states in which a command runs or waits for its next start. A service has a rule of its own
+A training process that holds a Ctrl-C or a terminal's hang-up asks for a notice, too: it is saved first. `machine` calls this in the states in which a command runs or waits for its next start. A service has a rule of its own
 (`shutdown.Service`).
 """
 
@@ -17,7 +17,7 @@ from ...events import PASSED_ON
 from ..budget import SIGTERM_WINDOW
 from ..command import CommandGroup
 from ..delivery import Delivery
-from ..preemption import EndState
+from ..preemption import EndState, Preemption
 from ..state import Turn
 
 #: Seconds after a second SIGTERM, or a SIGINT, at which the command is killed.
@@ -29,6 +29,8 @@ ONE_TERM = 2.0
 
 #: A command that a person ended at the terminal did not crash.
 BY_HAND = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+#: Signals that a training process may hold, by name.
+_HELD = {each.name: each for each in (signal.SIGINT, signal.SIGHUP)}
 
 
 class RunSignals:
@@ -44,10 +46,7 @@ class RunSignals:
     def received(self, signum: int, *, unhandled: bool = False) -> None:
         """Take a signal while the command runs."""
         if unhandled:
-            name = signal.Signals(signum).name
-            if self._command.running:
-                self._turn.log(f"{name} would end training, which does not handle it: taken for a notice")
-                self._delivery.noticed(sigterm_notice(self._turn, name))
+            self._take_for_notice(signum)
         elif signum in PASSED_ON:
             self._turn.do(SignalGroup(signum, passed_on=True, trained=self._command.trained))
         elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
@@ -58,6 +57,32 @@ class RunSignals:
             self._turn.terms += 1
             self._first_term_until = self._turn.now + ONE_TERM
             self._delivery.noticed(sigterm_notice(self._turn))
+
+    def held(self, name: str) -> None:
+        """Take a training process's message that it holds this signal. A terminal sends it to the command's group alone."""
+        if name in _HELD:
+            self._take_for_notice(_HELD[name])
+
+    def _take_for_notice(self, signum: int) -> None:
+        p, name, command = self._delivery.active, signal.Signals(signum).name, self._command.current
+        if p is not None and any(each.source == name for each in p.standing.values()):
+            return  # each rank asks
+        if not (self._command.running or (p is None and command is not None and self._command.left_alive())):
+            return
+        notice = sigterm_notice(self._turn, name)
+        if signum == signal.SIGINT and command is not None:
+            self._turn.interrupted = True
+            # Where `run` got it too, the command would be killed for it.
+            self._turn.stopping, self._turn.force_at, command.told = False, None, False
+            self._turn.log(
+                f"Ctrl-C: training is saved first, in {notice.window:.0f} s at most; a second Ctrl-C ends it at once"
+            )
+        else:
+            self._turn.log(f"{name} would end training, which does not handle it: taken for a notice")
+        if self._command.running:
+            self._delivery.noticed(notice)
+        else:  # its launcher has died of the signal
+            self._delivery.start(Preemption(notice, self._turn.now, self._turn.policy.reserve))
 
     def between_starts(self, signum: int) -> None:
         """Take a signal while no command runs, and the next start is due."""
@@ -85,8 +110,13 @@ class RunSignals:
         self._turn.stopping = True
         self._turn.force_at = self._turn.now + FORCE_GRACE
         name = signal.Signals(signum).name
-        self._turn.log(f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING)
         p = self._delivery.active
+        if signum == signal.SIGINT and p is None and self._command.trained:
+            self._turn.log(f"{name}: SIGKILL to the command in {FORCE_GRACE:.0f} s, unless it saves first")
+        else:
+            self._turn.log(
+                f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING
+            )
         if p is not None and not p.rehearsal:
             p.end(EndState.TERMINATING, f"ended at once by {name}")
             p.term_at = p.again_at = None

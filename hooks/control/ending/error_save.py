@@ -99,8 +99,7 @@ class ErrorSave:
     @property
     def ending(self) -> BaseException | None:
         """The error that ends the program now; None if it ends without one. At a prompt, the last one is of an earlier line."""
-        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
-        error = sys.exc_info()[1] or (None if at_prompt else getattr(sys, "last_value", None))
+        error = sys.exc_info()[1] or (None if sigterm.at_prompt() else getattr(sys, "last_value", None))
         return None if any(error is each for each in self._before) else error
 
     def _hook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -1,10 +1,13 @@
-"""The orderly end of this process: a SIGTERM, held while it would break a save, or the end of a notice without an agent."""
+"""The orderly end of this process: a signal, held while it would break a save, or the end of a notice without an agent."""
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Callable
 
+from ...arguments.settings import is_under_run
 from ...ipc import protocol
 from ...ipc.notice import PreemptionNotice
 from ..agent_session import AgentSession
@@ -45,17 +48,23 @@ class ProcessShutdown:
         self._answered: tuple[PreemptionNotice, int] | None = None
 
     def begin(self) -> None:
-        """Install the SIGTERM handler, which holds a SIGTERM that would end a save."""
-        sigterm.hold_sigterm(self._hold, self._unnoticed)
+        """Install the signal handler, which holds a signal that would end a save, or training without one."""
+        sigterm.hold_sigterm(self._hold, self._unnoticed, self._tell if is_under_run() else None)
 
-    def at_exit(self) -> None:
-        """Wait for a save that a SIGTERM or a notice asks for, after training has ended.
+    def at_exit(self, *, interrupted: bool = False) -> None:
+        """Wait for a save that a signal or a notice asks for, after training has ended.
 
         A SIGTERM to a whole session ends a data loader's workers too. Training then ends for lack of data, before the agent can
         deliver a notice. This process now saves the state that it would save if training still ran. The same holds if a notice
         came a moment before: in a job of several ranks, the save begins with the call to all ranks.
+
+        Args:
+            interrupted: Ctrl-C has ended training. If a save for an earlier Ctrl-C is under way, it ends too.
         """
-        if sigterm.held() and not self._saver.has_notice:
+        preemption = self._saver.preemption
+        if interrupted and preemption is not None and preemption.source == signal.SIGINT.name:
+            self._saver.void_all("Ctrl-C was pressed again")
+        elif sigterm.held() and not self._saver.has_notice:
             sigterm.wait_explained()
             _wait(_LAUNCHER, self.unanswered)
         elif self._coordinator is not None and self._saver.ready:
@@ -85,14 +94,20 @@ class ProcessShutdown:
         elif preemption.by_hand and committed:
             self._leave(EX_TEMPFAIL)
 
-    def _hold(self) -> sigterm.SigtermHold:
+    def _hold(self, signum: int) -> sigterm.SigtermHold:
         if self._saver.has_notice:
             # A job's save begins as the call to all ranks comes back, some 10 ms after this rank has made it.
             begins = self._saver.saving or (self._coordinator is not None and self._saver.ready)
             return sigterm.SigtermHold.SAVING if begins and self.unanswered() else sigterm.SigtermHold.LEAVING
         if self._saver.saving:
             return sigterm.SigtermHold.SAVING
-        return sigterm.SigtermHold.GUARDED if self._agent.guarded else sigterm.SigtermHold.NOTHING
+        worth = self._saver.ready or signum != signal.SIGINT  # before training, a Ctrl-C has nothing to save
+        return sigterm.SigtermHold.GUARDED if worth and self._agent.guarded else sigterm.SigtermHold.NOTHING
+
+    def _tell(self, signum: int) -> None:
+        """Have the agent of `run` answer a signal of the terminal with a notice."""
+        name = signal.Signals(signum).name
+        self._agent.send(protocol.Delivered(name, time.monotonic(), protocol.SIGNAL, name))
 
     def _unnoticed(self) -> bool:
         """Have all ranks save at a SIGTERM that no notice explains; return whether they do.

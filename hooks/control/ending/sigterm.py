@@ -1,19 +1,25 @@
-"""The SIGTERM handler of a guarded process, the fork hook that drops it, and the exception `Preempted`.
+"""The signal handler of a guarded process, the fork hook that drops it, and the exception `Preempted`.
 
 The handler holds SIGTERM while a save is under way, and for a moment before. A sender (a launcher that lost its peers, a
 service manager that ends a whole group) must not end a save that is about to begin or to commit. The handler chains the
 previous one, and never replaces it.
+
+Under `spotguard run` it holds Ctrl-C (SIGINT) and a terminal's hang-up (SIGHUP) too, if the script does not handle them. A
+terminal sends them to the command and not to the agent, so the agent is told. Its notice follows.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
+from functools import partial
+from types import FrameType
 from typing import Any
 from weakref import WeakMethod
 
@@ -25,7 +31,7 @@ _MOMENT = 1.0
 
 
 class SigtermHold(Enum):
-    """The state of the process in which a SIGTERM arrives."""
+    """The state of the process in which a signal arrives."""
 
     #: No agent and no save: the signal goes to the previous handler.
     NOTHING = "nothing"
@@ -37,81 +43,115 @@ class SigtermHold(Enum):
     LEAVING = "leaving"
 
 
-_previous: Any = None
+#: The handlers before this module's, by signal.
+_previous: dict[int, Any] = {}
 #: Weak, so that a closed guard's state can be freed: a sweep makes a guard for every trial, in one process.
-_look: WeakMethod[Callable[[], SigtermHold]]
+_look: WeakMethod[Callable[[int], SigtermHold]]
 _unnoticed: WeakMethod[Callable[[], bool]] | None = None
-_installed = False
-_held = False
+_tell: WeakMethod[Callable[[int], None]] | None = None
+#: The signal that is held; 0 for none.
+_held = 0
 _through = False
-#: Waits for the notice that explains a held SIGTERM. It is made before any SIGTERM: at exit no thread may start.
+#: Modules whose frames stand below a prompt: a debugger's, or a console's in the script.
+_PROMPTS = frozenset({"cmd", "code", "IPython"})
+#: Waits for the notice that explains a held signal. It is made before any signal: at exit no thread may start.
 _thread: StandingThread | None = None
-#: The wait for the notice that explains the SIGTERM that was held last.
+#: The wait for the notice that explains the signal that was held last.
 _explained: TaskHandle | None = None
 
 
-def hold_sigterm(look: Callable[[], SigtermHold], unnoticed: Callable[[], bool] | None = None) -> None:
-    """Install the handler, which holds SIGTERM as `look()` decides. Off the main thread, do nothing: handlers cannot be set.
+def hold_sigterm(
+    look: Callable[[int], SigtermHold],
+    unnoticed: Callable[[], bool] | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> None:
+    """Install the handler, which holds a signal as `look` decides. Off the main thread, do nothing: handlers cannot be set.
 
     Args:
-        look: a method that returns the state of the process. The handler holds nothing when its object is gone.
+        look: a method that returns the state of the process for this signal. The handler holds nothing when its object is gone.
         unnoticed: a method that is called for a SIGTERM that no notice has explained. Returns whether the handler holds it
             longer, for a save that begins now.
+        tell: a method that tells the agent of `run` about a SIGINT or SIGHUP. Its notice follows. None: these signals are not held.
     """
-    global _previous, _look, _unnoticed, _installed, _thread
+    global _look, _unnoticed, _tell, _thread
     if threading.current_thread() is not threading.main_thread():
         return
     _look, _unnoticed = WeakMethod(look), None if unnoticed is None else WeakMethod(unnoticed)
+    _tell = None if tell is None else WeakMethod(tell)
     if _thread is None or not _thread.alive:  # a forked child inherits one that does not run
         _thread = StandingThread("spotguard-sigterm")
-    if not _installed:
-        _previous = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, _on_sigterm)
-        _installed = True
+    chosen = [signal.SIGTERM]
+    if tell is not None and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        chosen.append(signal.SIGHUP)
+    if tell is not None and signal.getsignal(signal.SIGINT) == signal.default_int_handler and not at_prompt():
+        chosen.append(signal.SIGINT)
+    for signum in chosen:
+        if signum not in _previous:
+            _previous[signum] = signal.signal(signum, _on_signal)
 
 
-def _on_sigterm(signum: int, frame: Any) -> None:
+def at_prompt() -> bool:
+    """Return whether a person types this program's lines, or will at its end (`python -i`)."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _on_signal(signum: int, frame: FrameType | None) -> None:
     global _through
     try:
-        holds = _holds()
+        holds = _holds(signum, frame)
     except Exception:
         # Another signal's handler has raised inside this one: torch's, of a data loader whose worker got this SIGTERM too.
         # The exception ends training, and a held SIGTERM decides whether training saves first (seen: a rank that left
         # without a message).
-        _holds()
+        if not _held:
+            _holds(signum, frame)
         raise
     _through = False
     if holds:
         return
-    if callable(_previous):
-        _previous(signum, frame)
-    elif _previous is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    previous = _previous.get(signum)
+    if callable(previous):
+        previous(signum, frame)
+    elif previous is not signal.SIG_IGN:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
 
 
-def _holds() -> bool:
-    """Hold the SIGTERM if the state of the process asks for that; return whether it is held. A second call does no harm."""
+def _holds(signum: int, frame: FrameType | None) -> bool:
+    """Hold the signal if the state of the process asks for that; return whether it is held."""
     global _held, _explained
-    hold = SigtermHold.NOTHING if _through else _state()
+    hold = SigtermHold.NOTHING if _through else _state(signum)
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
+    if signum == signal.SIGINT and (_held or hold is SigtermHold.SAVING or _is_below_prompt(frame)):
+        _held = 0 if _held == signum else _held  # pressed twice: nothing is held any more
+        return False
     if hold is SigtermHold.GUARDED and not _held and _thread is not None:
-        _explained = _thread.give(_wait_for_notice)
-    _held = True
+        _explained = _thread.give(partial(_wait_for_notice, signum))
+    _held = signum
     return True
 
 
-def _state() -> SigtermHold:
+def _is_below_prompt(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _PROMPTS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _state(signum: int) -> SigtermHold:
     look = _look()
-    return SigtermHold.NOTHING if look is None else look()
+    return SigtermHold.NOTHING if look is None else look(signum)
 
 
-def _wait_for_notice() -> None:
-    """Redeliver the held SIGTERM unless a notice explains it within a moment."""
+def _wait_for_notice(signum: int) -> None:
+    """Redeliver the held signal unless a notice explains it within a moment."""
+    if signum != signal.SIGTERM and _tell is not None and (tell := _tell()) is not None:
+        tell(signum)
     time.sleep(_MOMENT)
     unnoticed = None if _unnoticed is None else _unnoticed()
-    if _state() not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not (unnoticed and unnoticed()):
+    if _state(signum) not in (SigtermHold.SAVING, SigtermHold.LEAVING) and not (unnoticed and unnoticed()):
         redeliver()
 
 
@@ -122,7 +162,7 @@ def alone() -> Iterator[None]:
     That one may raise in the middle of what is done for an error: Lightning's broadcasts the SIGTERM to the other ranks, one of
     which is dead.
     """
-    with handled_by(signal.SIGTERM, _on_sigterm) if _installed else nullcontext():
+    with handled_by(signal.SIGTERM, _on_signal) if _previous else nullcontext():
         yield
 
 
@@ -140,34 +180,35 @@ def handled_by(signum: int, handler: Any) -> Iterator[None]:
 
 
 def held() -> bool:
-    """Return whether a SIGTERM is held."""
-    return _held
+    """Return whether a signal is held."""
+    return bool(_held)
 
 
 def wait_explained() -> None:
-    """Wait for a notice that explains the SIGTERM, or for a save that begins without one.
+    """Wait for a notice that explains the signal, or for a save that begins without one.
 
-    The SIGTERM may be delivered again meanwhile.
+    The signal may be delivered again meanwhile.
     """
     if _explained is not None:
         _explained.done.wait(2 * _MOMENT)
 
 
 def redeliver() -> None:
-    """Send this process the SIGTERM that was held, since training would go on now."""
+    """Send this process the signal that was held, since training would go on now."""
     global _held, _through
-    if _held:
-        _held, _through = False, True
-        os.kill(os.getpid(), signal.SIGTERM)
+    if signum := _held:
+        _held, _through = 0, True
+        os.kill(os.getpid(), signum)
 
 
 def let_go() -> None:
-    """Restore the previous handler, in a forked child: data loaders end their workers by SIGTERM."""
-    global _installed, _held, _explained
-    if _installed and signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        signal.signal(signal.SIGTERM, _previous if _previous is not None else signal.SIG_DFL)
-    _installed = _held = False
-    _explained = None
+    """Restore the previous handlers, in a forked child: data loaders end their workers by SIGTERM."""
+    global _held, _explained
+    for signum, previous in _previous.items():
+        if signal.getsignal(signum) is _on_signal:
+            signal.signal(signum, previous if previous is not None else signal.SIG_DFL)
+    _previous.clear()
+    _held, _explained = 0, None
 
 
 # --- forked children (a data loader's workers), which are not guarded and drop everything at once ---

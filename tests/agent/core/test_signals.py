@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from spotguard.agent.actions import SignalGroup
+from spotguard.agent.actions import Log, SignalGroup
 from spotguard.agent.events import CommandEnded, Signalled
-from spotguard.hooks.ipc.protocol import Leave, Preempt, Resume, Withdrawn
+from spotguard.hooks.ipc.protocol import SIGNAL, Delivered, Leave, Preempt, Resume, Withdrawn
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 
@@ -124,23 +124,95 @@ def test_other_signals_are_passed_on(signum: int) -> None:
     assert story.code is None
 
 
-def test_sigusr1_is_passed_on_with_the_training_processes_that_it_must_not_end() -> None:
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_before_an_end_is_passed_on_with_the_training_processes_that_it_must_not_end(
+    signum: int,
+) -> None:
     story = Story()
     story.opens()
-    story.signal(signal.SIGUSR1)
+    story.signal(signum)
     assert story.all(SignalGroup)[-1].trained == {story.pid}
 
 
-def test_sigusr1_that_the_command_does_not_handle_is_a_notice() -> None:
-    """Slurm and submitit send it before a time limit."""
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_before_an_end_that_the_command_does_not_handle_is_a_notice(signum: signal.Signals) -> None:
+    """Slurm and submitit send one before a time limit, and a closed ssh session the other."""
     story = Story()
     session = story.opens()
-    story.on(Signalled(signal.SIGUSR1, unhandled=True))
+    story.on(Signalled(signum, unhandled=True))
     assert story.sent(Preempt)[0][1].seconds_left == 25.0
     assert only(story.signals) == []
     story.commits(session)
     story.ends(75)
-    assert (story.code, story.outcomes[0].source) == (75, "SIGUSR1")
+    assert (story.code, story.outcomes[0].source) == (75, signum.name)
+
+
+# --- signals that a terminal sends to the command alone ---
+
+
+def holds(story: Story, session: int, name: str) -> None:
+    story.says(session, Delivered(name, story.now, SIGNAL, name))
+
+
+@pytest.mark.parametrize("ended", [75, -signal.SIGTERM, 1])
+def test_a_ctrl_c_that_training_holds_is_a_save_and_an_end_by_hand(ended: int) -> None:
+    """A shell's loop over 75 must not go on, and nothing starts again: a loader's worker died of the Ctrl-C, and training of that."""
+    story = Story(max_restarts=3, outlive=True)
+    first, second = story.opens(), story.opens(pid=101, rank=1)
+    holds(story, first, "SIGINT")
+    holds(story, second, "SIGINT")
+    assert [told.seconds_left for _, told in story.sent(Preempt)] == [25.0, 25.0], "each rank says it"
+    (said,) = [log.text for log in story.all(Log) if "second Ctrl-C" in log.text]
+    assert "saved first, in 25 s at most" in said
+    assert only(story.signals) == []
+    story.notice(20)
+    story.commits(first)
+    story.commits(second)
+    story.closes(second)
+    story.ends(ended)
+    story.until(30)
+    assert (story.code, story.pid) == (128 + INT, 100)
+    assert [outcome.source for outcome in story.outcomes] == ["SIGINT"]
+
+
+def test_a_ctrl_c_that_run_gets_too_kills_no_save() -> None:
+    """In a pipe it goes to both. The command gets it from `run`, and holds it; a second one ends it at once."""
+    story = Story()
+    session = story.opens()
+    story.signal(INT)
+    holds(story, session, "SIGINT")
+    assert only(story.signals) == [INT]
+    story.until(20)
+    assert not story.killed
+    story.signal(INT)
+    assert only(story.signals) == [INT, INT]
+    story.ends(-INT)
+    assert story.code == 130
+    assert [outcome.ended for outcome in story.outcomes] == ["ended at once by SIGINT"]
+
+
+def test_a_hang_up_that_ends_a_launcher_does_not_end_its_training() -> None:
+    """A terminal that goes ends a shell around training; training holds the signal, and has its seconds."""
+    story = Story()
+    worker = story.opens(pid=101)
+    story.ends(-signal.SIGHUP)
+    holds(story, worker, "SIGHUP")
+    assert story.sent(Preempt)[0][1].seconds_left == 25.0
+    story.until(20)
+    assert not story.killed
+    story.commits(worker)
+    story.closes(worker)
+    story.until(30)
+    assert story.code == 75
+    assert story.outcomes[0].committed is not None
+
+
+def test_a_held_signal_that_no_save_can_follow_changes_nothing() -> None:
+    story = Story(command=False)
+    session = story.opens()
+    for name in ("SIGINT", "SIGHUP", "SIGSEGV"):
+        holds(story, session, name)
+    assert (story.sent(Preempt), story.code) == ([], None)
 
 
 def test_the_machines_own_shutdown_joins_the_clouds_notice() -> None:

@@ -55,7 +55,7 @@ class Speaker:
     def saw(self, what: str, **about: object) -> None:
         os.write(1, json.dumps({"rank": self.rank, "saw": what, **about}).encode() + b"\n")
 
-    def look(self) -> SigtermHold:
+    def look(self, signum: int) -> SigtermHold:
         self.saw("SIGTERM", state=self.hold.value)
         return self.hold
 

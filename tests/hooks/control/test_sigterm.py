@@ -1,4 +1,4 @@
-"""SIGTERM and training: held where a save is under way or may be about to begin, chained everywhere else."""
+"""Signals and training: held where a save is under way or may be about to begin, chained everywhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.hooks.ipc.protocol import Committed, Leave, Preempt
+from spotguard.hooks.ipc.protocol import SIGNAL, Committed, Delivered, Leave, Preempt
 from tests.fakes.agent import FakeAgent
 from tests.fakes.talk import TIMEOUT
 from tests.tiers import few_fast
@@ -24,8 +24,8 @@ import os, signal, sys, threading, torch
 def theirs(signum, frame):
     print("their handler", flush=True)
     sys.exit(3)
-if {theirs}:
-    signal.signal(signal.SIGTERM, theirs)
+if {theirs!r}:
+    signal.signal(getattr(signal, {theirs!r}), theirs)
 import spotguard
 from spotguard.hooks.control.ending import sigterm as signals
 torch.set_num_threads(1)
@@ -41,13 +41,14 @@ def tell(message, tell=guard._report._send, **how):
         any(signals.held() or pause.wait(0.01) for _ in range(10_000))
     return told
 guard._report._send = tell
-print("training", flush=True)
+begins = iter(["training"])
 try:
     while True:
         model(torch.ones(4)).sum().backward()
         optimizer.step()
         guard.step()
         pause.wait(0.01)
+        any(print(word, flush=True) for word in begins)
         while {fails} and not pause.wait(0.01):
             if signals.held():
                 raise RuntimeError("no data")
@@ -65,7 +66,7 @@ def gone(signum, frame):
 signal.signal(signal.SIGCHLD, gone)
 class Process:
     looks = 0
-    def look(self):
+    def look(self, signum):
         self.looks += 1
         if self.looks == {at}:
             signal.raise_signal(signal.SIGCHLD)
@@ -91,10 +92,18 @@ def folder() -> Iterator[Path]:
 
 class Training:
     def __init__(
-        self, folder: Path, *, theirs: bool = False, fails: bool = False, ended: bool = False
+        self,
+        folder: Path,
+        *,
+        theirs: str = "",
+        fails: bool = False,
+        ended: bool = False,
+        run: bool = False,
+        code: str = TRAINING,
     ) -> None:
-        code = TRAINING.format(theirs=theirs, fails=fails, ended=ended, store=folder / "store")
+        code = code.format(theirs=theirs, fails=fails, ended=ended, store=folder / "store")
         env = {**os.environ, "SPOTGUARD_SOCKET": str(folder / "a.sock")}
+        env |= {"SPOTGUARD_PARENT": "run"} if run else {}
         self.process = subprocess.Popen(
             [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
         )
@@ -149,9 +158,9 @@ def test_training_that_the_same_signal_has_broken_is_saved_all_the_same(folder: 
         assert training.ends() == 1
 
 
-@pytest.mark.parametrize(("theirs", "code"), few_fast([(False, -signal.SIGTERM), (True, 3)]))
+@pytest.mark.parametrize(("theirs", "code"), few_fast([("", -signal.SIGTERM), ("SIGTERM", 3)]))
 def test_a_sigterm_that_is_no_notice_goes_where_it_would_have_gone(
-    folder: Path, theirs: bool, code: int
+    folder: Path, theirs: str, code: int
 ) -> None:
     """A moment later, the default or the script's own handler has it; nothing is saved for it."""
     with FakeAgent(folder / "a.sock") as agent:
@@ -181,7 +190,7 @@ import os, signal
 from spotguard.hooks.control.ending import sigterm
 
 class Process:
-    def look(self):
+    def look(self, signum):
         return sigterm.SigtermHold.NOTHING
 
 process = Process()
@@ -203,7 +212,7 @@ import os, signal
 from spotguard.hooks.control.ending import sigterm
 
 class Process:
-    def look(self):
+    def look(self, signum):
         return sigterm.SigtermHold.SAVING
 
 def theirs(signum, frame):
@@ -223,3 +232,80 @@ def test_another_librarys_handler_does_not_raise_in_the_middle_of_a_save() -> No
         [sys.executable, "-c", BEHIND], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert (done.stdout.splitlines(), done.stderr) == (["True True"], "")
+
+
+# --- a terminal's signals under `spotguard run` ---
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("fails", [False, True], ids=["trains", "fails"])
+def test_a_signal_of_the_terminal_is_told_to_the_agent_and_saved(
+    folder: Path, signum: signal.Signals, fails: bool
+) -> None:
+    """The loader's workers die of it: training may end by an error before the agent's word is there."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, fails=fails, run=True)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signum)
+        assert agent.hear(Delivered).source == signum.name
+        agent.say(Preempt("n", 30.0, 3.0, SIGNAL, signum.name))
+        assert agent.hear(Committed).id == "n"
+        if not fails:
+            agent.say(Leave("n", 75))
+        training.says("finally")
+        assert training.ends() == (1 if fails else 75)
+
+
+def test_a_second_ctrl_c_is_pythons_own(folder: Path) -> None:
+    """It ends training at once, also the save for the first one."""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, run=True)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGINT)
+        assert agent.hear(Delivered).source == "SIGINT"
+        training.process.send_signal(signal.SIGINT)
+        training.says("finally")
+        assert training.ends() == -signal.SIGINT
+    assert not list((folder / "store").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "run", "code"),
+    [("", False, -signal.SIGINT), ("SIGINT", True, 3)],
+    ids=["without run", "a handler of its own"],
+)
+def test_a_ctrl_c_that_is_not_for_us_goes_where_it_would_have_gone(
+    folder: Path, theirs: str, run: bool, code: int
+) -> None:
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, theirs=theirs, run=run)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGINT)
+        if theirs:
+            training.says("their handler")
+        training.says("finally")
+        assert training.ends() == code
+    assert not list((folder / "store").rglob("*.safetensors"))
+
+
+#: Where Ctrl-C has nothing to save, or a person types.
+BESIDE_TRAINING = {
+    "before training": "signal.raise_signal(signal.SIGINT); signal.pause()",
+    "a debugger's prompt": "guard.restore(); namespace = dict(__name__='cmd', signal=signal); "
+    "exec('signal.raise_signal(signal.SIGINT)', namespace); signal.pause()",
+    "python -i": "guard.restore(); signal.raise_signal(signal.SIGINT); signal.pause()",
+}
+
+
+@pytest.mark.parametrize("where", BESIDE_TRAINING)
+def test_a_ctrl_c_beside_training_is_pythons_own(folder: Path, where: str) -> None:
+    before, _, _ = TRAINING.partition("guard.restore()")
+    prompt = "sys.ps1 = '>>> '\n" if where == "python -i" else ""
+    code = before.replace("import spotguard\n", f"{prompt}import spotguard\n") + BESIDE_TRAINING[where]
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, run=True, code=code)
+        agent.welcome()
+        assert training.ends() == -signal.SIGINT

@@ -62,7 +62,7 @@ from spotguard.hooks.control.ending import sigterm
 
 class Process:
     explained = threading.Event()
-    def look(self):
+    def look(self, signum):
         return sigterm.SigtermHold.GUARDED
     def unnoticed(self):
         self.explained.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -336,11 +337,11 @@ def test_a_launchers_sigterm_waits_for_a_save_whose_call_is_under_way(
         ranks.notice(Preempt("failure-1", 60.0, 0.0, FAILURE, "RuntimeError"))
         try:
             assert (saver.has_notice, saver.saving) == (True, False)
-            assert first.guard._parts.shutdown._hold() is SigtermHold.SAVING
+            assert first.guard._parts.shutdown._hold(signal.SIGTERM) is SigtermHold.SAVING
         finally:
             goes.set()
         until(lambda: saver.committed is not None)
-        until(lambda: first.guard._parts.shutdown._hold() is not SigtermHold.SAVING)
+        until(lambda: first.guard._parts.shutdown._hold(signal.SIGTERM) is not SigtermHold.SAVING)
 
 
 def test_an_interrupted_restore_keeps_no_save_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ logger = logging.getLogger("spotguard.cli")
 
 DESCRIPTION = """\
 Run COMMAND, watch for the cloud's notice, have the training process save its state in time, and exit
-with 75 ("run me again"). Without a notice, exit with COMMAND's own code."""
+with 75 ("run me again"). Without a notice, exit with COMMAND's own code. Ctrl-C saves first and ends
+with 130; a second Ctrl-C ends at once."""
 
 EXAMPLES = """\
 examples:
