@@ -43,7 +43,7 @@ class NoticeKind(StrEnum):
     REBALANCE = "rebalance"  # AWS, Azure: an interruption has become likelier
     DEADLINE = "deadline"  # `--deadline`: a reservation or a queue's time limit ends
     OPERATOR = "operator"  # a person asked for it, in a file or on a FIFO
-    SIGNAL = "signal"  # a process or a person sent SIGTERM to `spotguard run`
+    SIGNAL = "signal"  # a process or a person sent SIGTERM to `spotguard run`, or another signal that would end training
     DRILL = "drill"  # a person asked for a rehearsal
     LAUNCHER = "launcher"  # torchrun or a similar launcher ended the ranks: one of them died, or another machine joins
     FAILURE = "failure"  # a rank met an error that ends it: the other ranks save with it

@@ -44,6 +44,8 @@ class ProcessShutdown:
         self._agent = agent
         self._coordinator = coordinator
         self._leave = leave
+        #: Training has ended, and what it waits for now is saved already, or is for an earlier signal.
+        self._over = False
         #: The notice whose save's outcome was reported last, and the number of its notices at that time.
         self._answered: tuple[PreemptionNotice, int] | None = None
 
@@ -61,6 +63,7 @@ class ProcessShutdown:
         Args:
             interrupted: Ctrl-C has ended training. If a save for an earlier Ctrl-C is under way, it ends too.
         """
+        self._over = True
         preemption = self._saver.preemption
         if interrupted and preemption is not None and preemption.source == signal.SIGINT.name:
             self._saver.void_all("Ctrl-C was pressed again")
@@ -101,7 +104,8 @@ class ProcessShutdown:
             return sigterm.SigtermHold.SAVING if begins and self.unanswered() else sigterm.SigtermHold.LEAVING
         if self._saver.saving:
             return sigterm.SigtermHold.SAVING
-        worth = self._saver.ready or signum != signal.SIGINT  # before training, a Ctrl-C has nothing to save
+        # Before training and behind it, a Ctrl-C has nothing to save.
+        worth = signum != signal.SIGINT or (self._saver.ready and not self._over)
         return sigterm.SigtermHold.GUARDED if worth and self._agent.guarded else sigterm.SigtermHold.NOTHING
 
     def _tell(self, signum: int) -> None:

@@ -294,6 +294,8 @@ def test_a_ctrl_c_that_is_not_for_us_goes_where_it_would_have_gone(
 #: Where Ctrl-C has nothing to save, or a person types.
 BESIDE_TRAINING = {
     "before training": "signal.raise_signal(signal.SIGINT); signal.pause()",
+    "the wait for a last upload": "guard.restore(); guard._parts.shutdown.at_exit(); "
+    "signal.raise_signal(signal.SIGINT); signal.pause()",
     "a debugger's prompt": "guard.restore(); namespace = dict(__name__='cmd', signal=signal); "
     "exec('signal.raise_signal(signal.SIGINT)', namespace); signal.pause()",
     "python -i": "guard.restore(); signal.raise_signal(signal.SIGINT); signal.pause()",
@@ -309,3 +311,5 @@ def test_a_ctrl_c_beside_training_is_pythons_own(folder: Path, where: str) -> No
         training = Training(folder, run=True, code=code)
         agent.welcome()
         assert training.ends() == -signal.SIGINT
+        with pytest.raises(AssertionError, match="closed the connection"):
+            agent.hear(Delivered)
