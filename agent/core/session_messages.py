@@ -297,7 +297,7 @@ class Answers:
         if isinstance(message, protocol.Delivered) and message.kind in protocol.OF_A_RANK:
             self._told_by_launcher(session, message)
         elif isinstance(message, protocol.Delivered) and message.kind == protocol.SIGNAL:
-            self._signals.held(message.source)
+            self._signals.held(session.pid, message.source)
         p = self._delivery.active
         if p is None or message.id not in p.ids:
             p = self._launchers.of(session, message.id)

@@ -58,16 +58,17 @@ class RunSignals:
             self._first_term_until = self._turn.now + ONE_TERM
             self._delivery.noticed(sigterm_notice(self._turn))
 
-    def held(self, name: str) -> None:
+    def held(self, pid: int, name: str) -> None:
         """Take a training process's message that it holds this signal. A terminal sends it to the command's group alone."""
-        if name in _HELD:
+        if name in _HELD and pid in self._command.trained:
             self._take_for_notice(_HELD[name])
 
     def _take_for_notice(self, signum: int) -> None:
         p, name, command = self._delivery.active, signal.Signals(signum).name, self._command.current
         if p is not None and any(each.source == name for each in p.standing.values()):
             return  # each rank asks
-        if not (self._command.running or (p is None and command is not None and self._command.left_alive())):
+        gone = p is None and command is not None and signum != signal.SIGINT and self._command.left_alive()
+        if not (self._command.running or gone):
             return
         notice = sigterm_notice(self._turn, name)
         if signum == signal.SIGINT and command is not None:

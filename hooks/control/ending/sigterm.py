@@ -52,6 +52,8 @@ _tell: WeakMethod[Callable[[int], None]] | None = None
 #: The signal that is held; 0 for none.
 _held = 0
 _through = False
+#: The process that started this one. `torch.multiprocessing.spawn` has its end announced by SIGINT.
+_parent = 0
 #: Modules whose frames stand below a prompt: a debugger's, or a console's in the script.
 _PROMPTS = frozenset({"cmd", "code", "IPython"})
 #: Waits for the notice that explains a held signal. It is made before any signal: at exit no thread may start.
@@ -73,14 +75,14 @@ def hold_sigterm(
             longer, for a save that begins now.
         tell: a method that tells the agent of `run` about a SIGINT or SIGHUP. Its notice follows. None: these signals are not held.
     """
-    global _look, _unnoticed, _tell, _thread
+    global _look, _unnoticed, _tell, _thread, _parent
     if threading.current_thread() is not threading.main_thread():
         return
     _look, _unnoticed = WeakMethod(look), None if unnoticed is None else WeakMethod(unnoticed)
     _tell = None if tell is None else WeakMethod(tell)
     if _thread is None or not _thread.alive:  # a forked child inherits one that does not run
         _thread = StandingThread("spotguard-sigterm")
-    chosen = [signal.SIGTERM]
+    chosen, _parent = [signal.SIGTERM], os.getppid()
     if tell is not None and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         chosen.append(signal.SIGHUP)
     if tell is not None and signal.getsignal(signal.SIGINT) == signal.default_int_handler and not at_prompt():
@@ -123,7 +125,7 @@ def _holds(signum: int, frame: FrameType | None) -> bool:
     hold = SigtermHold.NOTHING if _through else _state(signum)
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
-    if signum == signal.SIGINT and (_held or hold is SigtermHold.SAVING or _is_below_prompt(frame)):
+    if signum == signal.SIGINT and (_held or hold is SigtermHold.SAVING or not _is_ctrl_c(frame)):
         _held = 0 if _held == signum else _held  # pressed twice: nothing is held any more
         return False
     if hold is SigtermHold.GUARDED and not _held and _thread is not None:
@@ -132,12 +134,13 @@ def _holds(signum: int, frame: FrameType | None) -> bool:
     return True
 
 
-def _is_below_prompt(frame: FrameType | None) -> bool:
+def _is_ctrl_c(frame: FrameType | None) -> bool:
+    """Return whether a SIGINT means training: not the end of the parent process, and not a line at a prompt."""
     while frame is not None:
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _PROMPTS:
-            return True
+            return False
         frame = frame.f_back
-    return False
+    return os.getppid() == _parent
 
 
 def _state(signum: int) -> SigtermHold:

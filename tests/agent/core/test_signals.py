@@ -207,6 +207,18 @@ def test_a_hang_up_that_ends_a_launcher_does_not_end_its_training() -> None:
     assert story.outcomes[0].committed is not None
 
 
+def test_a_sigint_of_ranks_whose_launcher_has_crashed_is_no_ctrl_c() -> None:
+    """`torch.multiprocessing.spawn` has each rank get SIGINT at its own end. The command starts again as at any crash."""
+    story = Story(max_restarts=1)
+    worker = story.opens(pid=101)
+    story.ends(-signal.SIGKILL)
+    holds(story, worker, "SIGINT")
+    assert not story.sent(Preempt)
+    story.closes(worker)
+    story.until(60)
+    assert (story.pid, story.code) == (101, None)
+
+
 def test_a_held_signal_that_no_save_can_follow_changes_nothing() -> None:
     story = Story(command=False)
     session = story.opens()

@@ -298,6 +298,7 @@ BESIDE_TRAINING = {
     "signal.raise_signal(signal.SIGINT); signal.pause()",
     "a debugger's prompt": "guard.restore(); namespace = dict(__name__='cmd', signal=signal); "
     "exec('signal.raise_signal(signal.SIGINT)', namespace); signal.pause()",
+    "the parent's end": "guard.restore(); os.getppid = lambda: 1; signal.raise_signal(signal.SIGINT); signal.pause()",
     "python -i": "guard.restore(); signal.raise_signal(signal.SIGINT); signal.pause()",
 }
 
