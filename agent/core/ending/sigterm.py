@@ -25,6 +25,8 @@ FORCE_GRACE = 5.0
 #: SIGTERMs within this many seconds count as one. At a preemption and at a time limit, Slurm sends two in a row (slurmd's
 #: `_rpc_timelimit`, then `_rpc_terminate_job`: seen). No person who wants a faster end is that fast.
 ONE_TERM = 2.0
+#: And SIGINTs within this many, if training holds the first: `srun` sends each to all processes.
+ONE_PRESS = 0.1
 
 
 #: A command that a person ended at the terminal did not crash.
@@ -42,6 +44,8 @@ class RunSignals:
         self._delivery = delivery
         #: Monotonic seconds until which a SIGTERM counts as the first one.
         self._first_term_until = 0.0
+        #: The same, of a SIGINT that training holds.
+        self._one_press_until = 0.0
 
     def received(self, signum: int, *, unhandled: bool = False) -> None:
         """Take a signal while the command runs."""
@@ -51,6 +55,8 @@ class RunSignals:
             self._turn.do(SignalGroup(signum, passed_on=True, trained=self._command.trained))
         elif signum == signal.SIGTERM and self._turn.now < self._first_term_until:
             self._turn.log("SIGTERM was sent again within a moment: it is taken for one", logging.DEBUG)
+        elif signum == signal.SIGINT and self._turn.now < self._one_press_until:
+            self._turn.log("SIGINT came to run and to training: it is taken for one", logging.DEBUG)
         elif signum == signal.SIGINT or self._turn.terms:
             self._force(signum)
         elif signum == signal.SIGTERM:
@@ -72,7 +78,7 @@ class RunSignals:
             return
         notice = sigterm_notice(self._turn, name)
         if signum == signal.SIGINT and command is not None:
-            self._turn.interrupted = True
+            self._turn.interrupted, self._one_press_until = True, self._turn.now + ONE_PRESS
             # Where `run` got it too, the command would be killed for it.
             self._turn.stopping, self._turn.force_at, command.told = False, None, False
             self._turn.log(

@@ -28,6 +28,8 @@ from ...ipc.threads import StandingThread, TaskHandle
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
 #: agent's notice comes a moment later.
 _MOMENT = 1.0
+#: SIGINTs within this many seconds are one Ctrl-C: `srun` sends it to `run` and to training, and `run` passes it on.
+_ONE_PRESS = 0.1
 
 
 class SigtermHold(Enum):
@@ -52,6 +54,8 @@ _tell: WeakMethod[Callable[[int], None]] | None = None
 #: The signal that is held; 0 for none.
 _held = 0
 _through = False
+#: Monotonic seconds until which a SIGINT is the one that is held.
+_pressed_until = 0.0
 #: The process that started this one. `torch.multiprocessing.spawn` has its end announced by SIGINT.
 _parent = 0
 #: Modules whose frames stand below a prompt: a debugger's, or a console's in the script.
@@ -121,16 +125,18 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 def _holds(signum: int, frame: FrameType | None) -> bool:
     """Hold the signal if the state of the process asks for that; return whether it is held."""
-    global _held, _explained
+    global _held, _explained, _pressed_until
     hold = SigtermHold.NOTHING if _through else _state(signum)
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
         return False
+    if signum == _held == signal.SIGINT and time.monotonic() < _pressed_until:
+        return True
     if signum == signal.SIGINT and (_held or hold is SigtermHold.SAVING or not _is_ctrl_c(frame)):
         _held = 0 if _held == signum else _held  # pressed twice: nothing is held any more
         return False
     if hold is SigtermHold.GUARDED and not _held and _thread is not None:
         _explained = _thread.give(partial(_wait_for_notice, signum))
-    _held = signum
+    _held, _pressed_until = signum, time.monotonic() + _ONE_PRESS
     return True
 
 

@@ -181,6 +181,7 @@ def test_a_ctrl_c_that_run_gets_too_kills_no_save() -> None:
     session = story.opens()
     story.signal(INT)
     holds(story, session, "SIGINT")
+    story.signal(INT)  # from a sender that signals all processes
     assert only(story.signals) == [INT]
     story.until(20)
     assert not story.killed

@@ -28,6 +28,7 @@ if {theirs!r}:
     signal.signal(getattr(signal, {theirs!r}), theirs)
 import spotguard
 from spotguard.hooks.control.ending import sigterm as signals
+signals._ONE_PRESS = 0.0  # a test is faster than a person
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -289,6 +290,32 @@ def test_a_ctrl_c_that_is_not_for_us_goes_where_it_would_have_gone(
         training.says("finally")
         assert training.ends() == code
     assert not list((folder / "store").rglob("*.safetensors"))
+
+
+#: One SIGINT that comes twice.
+DOUBLED = """
+import signal
+from spotguard.hooks.control.ending import sigterm
+class Process:
+    def look(self, signum):
+        return sigterm.SigtermHold.GUARDED
+    def tell(self, signum):
+        pass
+process = Process()
+sigterm._ONE_PRESS = 100.0
+sigterm.hold_sigterm(process.look, None, process.tell)
+signal.raise_signal(signal.SIGINT)
+signal.raise_signal(signal.SIGINT)
+print(sigterm.held())
+"""
+
+
+def test_a_ctrl_c_that_comes_from_two_senders_is_one() -> None:
+    """`srun` sends it to `run` and to training, and `run` passes it on."""
+    done = subprocess.run(
+        [sys.executable, "-c", DOUBLED], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 #: Where Ctrl-C has nothing to save, or a person types.
