@@ -25,7 +25,7 @@ FORCE_GRACE = 5.0
 #: SIGTERMs within this many seconds count as one. At a preemption and at a time limit, Slurm sends two in a row (slurmd's
 #: `_rpc_timelimit`, then `_rpc_terminate_job`: seen). No person who wants a faster end is that fast.
 ONE_TERM = 2.0
-#: And SIGINTs within this many, if training holds the first: `srun` sends each to all processes.
+#: And SIGINTs within this many, if training holds the first: a sender may signal all processes.
 ONE_PRESS = 0.1
 
 

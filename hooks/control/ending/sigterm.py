@@ -28,7 +28,7 @@ from ...ipc.threads import StandingThread, TaskHandle
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
 #: agent's notice comes a moment later.
 _MOMENT = 1.0
-#: SIGINTs within this many seconds are one Ctrl-C: `srun` sends it to `run` and to training, and `run` passes it on.
+#: SIGINTs within this many seconds are one Ctrl-C: a sender may signal `run` and training, and `run` passes it on.
 _ONE_PRESS = 0.1
 
 

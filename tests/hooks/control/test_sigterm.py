@@ -311,7 +311,7 @@ print(sigterm.held())
 
 
 def test_a_ctrl_c_that_comes_from_two_senders_is_one() -> None:
-    """`srun` sends it to `run` and to training, and `run` passes it on."""
+    """A sender may signal `run` and training, and `run` passes it on."""
     done = subprocess.run(
         [sys.executable, "-c", DOUBLED], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
