@@ -7,14 +7,10 @@ sets from the step's number, nor what each turn sets before it reads it: the sou
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
 import logging
-import textwrap
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +18,7 @@ import torch
 from torch import nn
 
 from ..inventory import objects
+from ..inventory.attribute_uses import uses
 from ..inventory.reachable import SCRATCH, SavedTensors, may_be_state
 from ..inventory.walk import tensors_in
 from ..memory_access import unreadable
@@ -38,8 +35,6 @@ _LAST, _ITEMS = 16, 1024
 _LONG = 10_000
 #: Methods of modules with which a class decides itself what is saved.
 _SAVING = ("get_extra_state", "state_dict", "_save_to_state_dict")
-#: Calls that only show what they are given.
-_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "write", "add_scalar", "set_postfix"})
 
 _IN_OPTIMIZER = "keep it in param_groups, or give its class a state_dict() of its own"
 _AROUND = "register that object, a wrapper in its optimizer's place, with a state_dict() and a load_state_dict() that include it"
@@ -140,8 +135,12 @@ class AttributeWatch:
 
         Numbers that a script sets are the script's. Tensors may be changed under other names, and what a wrapper averages is for others.
         """
-        read, changed, grown = _used(each.owner.__class__)
-        reads, changes, grows = each.key in read or not read, each.key in changed, each.key in grown
+        own = uses(each.owner.__class__)
+        reads, changes, grows = (
+            each.key in own.read or not own.read,
+            each.key in own.changed,
+            each.key in own.grown,
+        )
         shapes = self._around.get(each.name, (None, frozenset()))[1]
         tensors = [*_tensors(each.value)]
         if not tensors:
@@ -201,103 +200,3 @@ def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
     held = islice(reversed(value.values() if isinstance(value, dict) else value), _LAST)
     numbers = [number for each in held for number in _numbers(each, depth - 1)]
     return (len(value), *numbers) if numbers else ()
-
-
-# --- what an object's own code does with an attribute ---
-
-
-@functools.cache
-def _used(kind: type) -> tuple[set[str], set[str], set[str]]:
-    """Return the attributes that a step or a forward reads for more than to change or show them, those that it changes, both as an
-    earlier turn left them, and those of these that it does not merely set anew. No names come from code without source, nor from the state of a communication hook, whose function steps.
-    """
-    classes = [each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))]
-    names = {key for each in classes for key in vars(each) if "step" in key or key in ("forward", "__call__")}
-    read, changed, grown, done = set[str](), set[str](), set[str](), set[str]()
-    while names := names - done:
-        done |= names
-        for name in names:
-            for method in (vars(each)[name] for each in classes if name in vars(each)):
-                me, statements = _source(getattr(method, "fget", method))
-                if statements:
-                    _follow(me, statements, read, changed, grown)
-                if "super" not in (getattr(each, "id", "") for top in statements for each in ast.walk(top)):
-                    break
-        names = {*read}
-    return read, changed, grown
-
-
-def _source(method: Any) -> tuple[str, list[ast.stmt]]:
-    """Return the name of a method's object in its source, and its statements; none if there is no source."""
-    with suppress(Exception):  # code that a notebook or `exec` has made
-        for each in ast.parse(textwrap.dedent(inspect.getsource(method))).body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
-                return each.args.args[0].arg, each.body
-    return "", []
-
-
-def _follow(me: str, statements: list[ast.stmt], read: set[str], changed: set[str], grown: set[str]) -> None:
-    """Add what the statements of a method read, change, and change otherwise than by a new value. What it sets at its top before it reads it, no turn leaves for the next."""
-    here, scratch = set[str](), set[str]()
-    for top in _always(statements):
-        for statement in ast.walk(top):
-            if isinstance(statement, ast.stmt) and not _shows(statement):
-                loads, sets = _touched(statement, me)
-                inside = (
-                    [_touched(each, me) for each in statement.body] if isinstance(statement, ast.If) else []
-                )
-                if all(each <= own for each, own in inside):  # as in a history that is cut when it is long
-                    loads -= {key for _, own in inside for key in own}
-                here |= loads - sets - scratch
-                anew = sets - loads if isinstance(statement, (ast.Assign, ast.AnnAssign)) else set[str]()
-                if statement is top:
-                    scratch |= anew - here
-                changed |= sets - scratch
-                grown |= sets - scratch - anew
-    read |= here | {me}  # so that a method with source that reads nothing is no method without source
-
-
-def _always(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run whenever their method does, those of a `with` among them."""
-    for each in statements:
-        if isinstance(each, ast.With):
-            yield ast.With(each.items, [])
-            yield from _always(each.body)
-        else:
-            yield each
-
-
-def _touched(statement: ast.stmt, me: str) -> tuple[set[str], set[str]]:
-    """Return the attributes that a statement reads, and those that it sets, as also `self.norms.append(norm)` does."""
-    loads, sets = {""}, {""}
-    for each in _parts(statement):
-        if isinstance(each, (ast.Attribute, ast.Subscript)):
-            (loads if isinstance(each.ctx, ast.Load) else sets).add(_key(each, me))
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        sets.add(_key(getattr(statement.value.func, "value", statement), me))
-    return loads - {""}, sets - {""}
-
-
-def _parts(statement: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a statement, without the statements in it."""
-    for each in ast.iter_child_nodes(statement):
-        if not isinstance(each, ast.stmt):
-            yield each
-            yield from _parts(each)
-
-
-def _key(node: ast.AST, me: str) -> str:
-    """Return the attribute of the object that an expression begins with, as `slow` of `self.slow[param].data`; "" if there is none."""
-    key = ""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        key, node = node.attr if isinstance(node, ast.Attribute) else "", node.value
-    return key if isinstance(node, ast.Name) and node.id == me else ""
-
-
-def _shows(statement: ast.AST) -> bool:
-    """Return whether a statement does no more than to show values."""
-    if isinstance(statement, ast.If):
-        return all(map(_shows, (*statement.body, *statement.orelse)))
-    function = getattr(getattr(statement, "value", None), "func", None)
-    name = getattr(function, "attr", getattr(function, "id", ""))
-    return isinstance(statement, ast.Expr) and name in _SHOWING

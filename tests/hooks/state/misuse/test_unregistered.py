@@ -184,6 +184,32 @@ class Measured(Around):
         super().step()
 
 
+class Measuring(Around):
+    """Refills snapshots in each step, by item, and reads them behind it."""
+
+    def begin(self) -> None:
+        self.before, self.delta = [p.detach().clone() for p in self.params()], 0.0
+        self.old: dict[torch.Tensor, torch.Tensor] = {}
+
+    def _apply_step(self) -> None:
+        for before, p in zip(self.before, self.params(), strict=True):
+            before.copy_(p.detach())
+        super().step()
+        self.delta = sum(
+            float((p.detach() - before).norm()) for p, before in zip(self.params(), self.before, strict=True)
+        )
+
+    def step(self) -> None:
+        for p in self.params():
+            if p.grad is None:
+                continue
+            self.old[p] = p.detach().clone()
+        with torch.no_grad():
+            for p in self.params():
+                p.add_(0.1).copy_(self.old[p])
+        self._apply_step()
+
+
 class Trainer(Around):
     """Wraps no optimizer: it has the model too, and counts what it likes."""
 
@@ -340,7 +366,17 @@ def test_wrapper_that_training_makes_later_is_named(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize(
     "make",
-    [Around, Scratch, Measured, Shown, Trainer, TrainerOfSeveral, TrainerWithNamespace, foreign.Accelerated],
+    [
+        Around,
+        Scratch,
+        Measured,
+        Measuring,
+        Shown,
+        Trainer,
+        TrainerOfSeveral,
+        TrainerWithNamespace,
+        foreign.Accelerated,
+    ],
 )
 def test_wrapper_without_state_needs_no_registration(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     lives(lambda: job_of(make, inner), cut=4)

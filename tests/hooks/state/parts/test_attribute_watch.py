@@ -182,6 +182,195 @@ class Showing(Scaled):
         return float(self.kept.max())
 
 
+class Masked(Scaled):
+    """Draws a mask in each turn, and reads it behind that."""
+
+    def first(self) -> Any:
+        return torch.ones(4)
+
+    def drawn(self) -> torch.Tensor:
+        return (torch.rand(4) < 0.5).float()
+
+    def draw(self) -> None:
+        self.kept = self.drawn()
+
+    def factor(self) -> Any:
+        self.draw()
+        return self.kept
+
+
+class MaskedByBranches(Masked):
+    def draw(self) -> None:
+        if self.training and len(self.weight):
+            self.kept: Any = self.drawn()
+        elif self.training:
+            raise ValueError
+        else:
+            self.kept = torch.ones_like(self.kept)
+
+
+class MaskedInLoop(Masked):
+    def factor(self) -> Any:
+        for _ in range(3):
+            self.kept = self.drawn()
+            if self.kept.any():
+                break
+        try:
+            return self.kept + self.weight.detach()
+        finally:
+            self.kept = self.drawn()
+
+
+class MaskedByProperty(Masked):
+    @property
+    def mask(self) -> Any:
+        with torch.no_grad():
+            self.kept.data.bernoulli_(0.5)
+        return self.kept
+
+    def factor(self) -> Any:
+        return self.mask
+
+
+class MaskedBySuper(Masked):
+    def factor(self) -> Any:
+        return super().factor() + self.kept
+
+
+class Refilled(Masked):
+    """Fills its memory anew, each time in another way."""
+
+    def factor(self) -> Any:
+        kept = self.kept
+        torch.rand(kept.shape, out=kept)
+        return self.kept + self.kept.normal_().abs_()
+
+
+class RefilledByFunction(Masked):
+    def factor(self) -> Any:
+        nn.init.uniform_(self.kept)
+        self.kept[:] = self.drawn()
+        return self.kept
+
+
+class RefilledArray(Masked):
+    def first(self) -> Any:
+        return {"one": np.zeros(4), "two": [0.0]}
+
+    def factor(self) -> Any:
+        self.kept["one"].fill(float(torch.rand(())))
+        self.kept["two"].clear()
+        self.kept["two"].append(float(torch.rand(())))
+        return float(self.kept["one"].sum()) + self.kept["two"][0]
+
+
+class RefilledItems(Masked):
+    """Fills tensors in a list, all or those that a test chooses, and reads them in another loop."""
+
+    def first(self) -> Any:
+        return [torch.zeros(4), torch.zeros(4), torch.zeros(2)]
+
+    def factor(self) -> Any:
+        torch._foreach_zero_(self.kept)
+        for each in self.kept:
+            if each.numel() == 4:
+                each.copy_(self.drawn())
+        return sum(kept for kept in self.kept[:2])
+
+
+class RefilledWithSome(RefilledItems):
+    def factor(self) -> Any:
+        for each, weight in zip(self.kept, (self.weight, self.weight, None), strict=True):
+            if weight is None:
+                continue
+            each.copy_(self.drawn())
+        return sum(kept for kept, weight in zip(self.kept[:2], self.parameters(), strict=False))
+
+
+class MaskedAtTimes(Masked):
+    """Draws a mask in some turns, and reads it in all."""
+
+    def draw(self) -> None:
+        if self.weight.sum() > 0:
+            self.kept = self.drawn()
+
+
+class MaskedUnlessItReturns(Masked):
+    def draw(self) -> None:
+        if not self.training:
+            return
+        self.kept = self.drawn()
+
+
+class MaskedPerhaps(Masked):
+    def draw(self) -> None:
+        _ = self.training and self.kept.copy_(self.drawn())
+
+
+class MaskedBehindIt(Masked):
+    def factor(self) -> Any:
+        mask = self.kept
+        self.kept = self.drawn()
+        return mask
+
+
+class MaskedInPart(Masked):
+    def draw(self) -> None:
+        self.kept[:2].copy_(self.drawn()[:2].add_(self.kept[2:]))
+
+
+class Averaging(Masked):
+    def draw(self) -> None:
+        self.kept.copy_(self.kept * 0.9 + self.drawn())
+
+
+class AveragingInto(Masked):
+    def draw(self) -> None:
+        torch.mul(self.kept, 0.9, out=self.kept).add_(self.drawn())
+
+
+class AveragingItems(RefilledItems):
+    def factor(self) -> Any:
+        for each in self.kept[:2]:
+            each.mul_(0.9).add_(self.drawn())
+        return self.kept[0]
+
+
+class RefilledAtTimes(RefilledItems):
+    def factor(self) -> Any:
+        for each in self.kept:
+            if self.training:
+                continue
+            each.copy_(self.drawn())
+        self.kept[0].add_(self.drawn())
+        return self.kept[0]
+
+
+SCRATCH = [
+    Masked,
+    MaskedByBranches,
+    MaskedInLoop,
+    MaskedByProperty,
+    MaskedBySuper,
+    Refilled,
+    RefilledByFunction,
+    RefilledArray,
+    RefilledItems,
+    RefilledWithSome,
+]
+STATE = [
+    MaskedAtTimes,
+    MaskedUnlessItReturns,
+    MaskedPerhaps,
+    MaskedBehindIt,
+    MaskedInPart,
+    Averaging,
+    AveragingInto,
+    AveragingItems,
+    RefilledAtTimes,
+]
+
+
 class Metric(Scaled):
     """Has a `state_dict` of its own, as torchmetrics'."""
 
@@ -215,6 +404,20 @@ def test_value_that_no_forward_keeps_for_the_next_is_not_named(
     kind: Callable[[], nn.Module], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert named(folder, caplog, kind()) == []
+
+
+@pytest.mark.parametrize("kind", SCRATCH)
+def test_value_that_a_forward_sets_anew_before_it_reads_it_is_not_named(
+    kind: Callable[[], nn.Module], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, kind()) == []
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_value_that_a_forward_reads_as_an_earlier_turn_left_it_is_named(
+    kind: Callable[[], nn.Module], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, kind()) == ["model.0.kept"]
 
 
 @pytest.mark.parametrize("kind", [InDict, InTensors])

@@ -1,0 +1,377 @@
+"""What the own steps of an object read and change, as their source tells, in the order of execution.
+
+A turn leaves nothing for the next in an attribute that is set, or refilled as a whole, before each read. A branch that does not set it
+leaves it old behind the branches. A loop counts as run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+#: The keys from an object to a value: names of attributes, constants, `_ITEM` for the one of a loop, and `_SOME` for any other;
+#: `_OLD` behind those of a local name whose attribute has got another object since.
+_Path = tuple[str, ...]
+_ITEM, _SOME, _OLD = "*", "?", "<"
+
+#: Calls that only show what they are given.
+_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "write", "add_scalar", "set_postfix"})
+#: Methods that give a tensor, an array or a container other values as a whole.
+_REFILLING = frozenset({"copy_", "fill_", "zero_", "fill", "clear", "copyto"}) | {
+    f"{each}_"
+    for each in (
+        "normal",
+        "uniform",
+        "bernoulli",
+        "random",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "cauchy",
+    )
+}
+#: Modules whose functions refill their first argument, if they have one of these names.
+_MODULES = frozenset({"torch", "np", "numpy", "init"})
+#: Attributes and methods that tell nothing of the values.
+_FORM = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel", "requires_grad"}) | {
+    f"new_{each}" for each in ("zeros", "ones", "empty", "full")
+}
+
+
+class Uses:
+    """What the steps and the forward of a class do with attributes of an object. No names come from code without source.
+
+    Attributes:
+        read: the attributes that they read for more than to change or show them, as an earlier turn left them.
+        changed: those that they change.
+        grown: those of them that they do not merely set anew.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self._classes = [
+            each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))
+        ]
+        self.read, self.changed, self.grown = set[str](), set[str](), set[str]()
+        names = {key for each in self._classes for key in vars(each)}
+        called = set[str]()
+        for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
+            if ("step" in name or name in ("forward", "__call__")) and name not in called:
+                self.old, self.anew = set[str](), set[str]()
+                self._known: dict[tuple[str, int, frozenset[_Path]], frozenset[_Path]] = {}
+                self.execute(name, 0, frozenset())
+                called |= {each for each, _, _ in self._known}
+                self.read |= self.old
+                self.changed |= self.grown | (self.anew & self.old)
+
+    def execute(self, name: str, first: int, fresh: frozenset[_Path]) -> frozenset[_Path]:
+        """Execute a method, and return what is set anew behind it.
+
+        Args:
+            name: its name.
+            first: the first class of the method resolution order that may have it.
+            fresh: what is set anew before it.
+        """
+        key = name, first, fresh
+        if key not in self._known:
+            self._known[key] = fresh  # also of a method that calls itself
+            for at, each in enumerate(self._classes):
+                if at >= first and name in vars(each):
+                    me, statements = _source(getattr(vars(each)[name], "fget", vars(each)[name]))
+                    if statements:
+                        self.old.add(
+                            me
+                        )  # so that a method with source that reads nothing is no method without source
+                        self._known[key] = _Execution(self, at, me, fresh).ended(statements)
+                    break
+        return self._known[key]
+
+
+uses = functools.cache(Uses)
+
+
+@functools.cache
+def _source(method: Any) -> tuple[str, list[ast.stmt]]:
+    """Return the name of a method's object in its source, and its statements; none if there is no source."""
+    with suppress(Exception):  # code that a notebook or `exec` has made
+        for each in ast.parse(textwrap.dedent(inspect.getsource(method))).body:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
+                return each.args.args[0].arg, each.body
+    return "", []
+
+
+class _Execution:
+    """One execution of a method of the class at `at`, on the object `me`."""
+
+    def __init__(self, uses: Uses, at: int, me: str, fresh: Iterable[_Path]) -> None:
+        self._uses, self._at = uses, at
+        #: What is set anew so far; None behind a `return` or a `break`.
+        self._fresh: set[_Path] | None = {*fresh}
+        #: The same where the method, and each loop that runs, ends otherwise than at its last statement.
+        self._returns: list[set[_Path] | None] = []
+        self._breaks: list[list[set[_Path] | None]] = []
+        #: What local names stand for, and those that loops give a value.
+        self._names: dict[str, _Path] = {me: ()}
+        self._targets = set[str]()
+        #: Attributes that the present statement has read as they were, and that it sets.
+        self._loads, self._sets = set[str](), set[str]()
+
+    def ended(self, statements: Sequence[ast.stmt]) -> frozenset[_Path]:
+        self._run(statements)
+        return frozenset(_all([self._fresh, *self._returns]) or ())
+
+    # --- statements ---
+
+    def _run(self, statements: Iterable[ast.stmt]) -> set[str]:
+        """Execute statements, and return what they set if they read nothing else."""
+        sets, reads = set[str](), False
+        for each in statements:
+            if self._fresh is not None and not _shows(each):
+                own, others = self._execute(each)
+                sets, reads = sets | own, reads or bool(others)
+        return set() if reads else sets
+
+    def _execute(self, node: ast.stmt) -> tuple[set[str], set[str]]:
+        """Execute a statement, and return what it sets, and what else it reads; without the statements in it."""
+        self._loads, self._sets = set(), set()
+        iterated = self._begin(node)
+        sets, loads = self._sets, self._loads - self._sets
+        inner: Any = node
+        if isinstance(node, ast.If):
+            each_item = any(
+                isinstance(name, ast.Name) and name.id in self._targets for name in ast.walk(node.test)
+            )
+            loads -= self._branches(
+                each_item, node.body, node.orelse
+            )  # as in a history that is cut when it is long
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self._breaks.append([])
+            self._run(node.body)
+            self._fresh = _all([self._fresh, *self._breaks.pop()])
+            if self._fresh is not None:
+                self._fresh |= {path for path in iterated if (*path, _ITEM) in self._fresh}
+            self._run(node.orelse)
+        elif isinstance(node, ast.Match):
+            self._branches(False, *(each.body for each in node.cases), [])
+        elif isinstance(node, ast.Try):
+            self._branches(False, [*node.body, *node.orelse], *(each.body for each in node.handlers))
+            self._run(node.finalbody)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            returns, self._returns = self._returns, []
+            self._branches(False, node.body, [])
+            self._returns = returns
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            self._run(inner.body)
+        elif isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+            if isinstance(node, ast.Return):
+                self._returns.append(self._fresh)
+            elif not isinstance(node, ast.Raise) and self._breaks:
+                self._breaks[-1].append(self._fresh)
+            self._fresh = None
+        self._uses.old |= loads
+        return sets, loads
+
+    def _branches(self, each_item: bool, *branches: Iterable[ast.stmt]) -> set[str]:
+        """Execute branches of which one runs, or another one for each item of a loop; return what the first sets, if it reads nothing else."""
+        before, ends, only = self._fresh or set(), list[set[_Path] | None](), list[set[str]]()
+        left = len(self._breaks[-1]) if self._breaks else 0
+        for each in branches:
+            self._fresh = {*before}
+            only.append(self._run(each))
+            ends.append(self._fresh)
+        self._fresh = _all(ends)
+        if each_item:  # items that a test leaves out here it leaves out at each read
+            if self._breaks:
+                del self._breaks[-1][left:]
+            if self._fresh is not None:
+                self._fresh |= {path for end in ends for path in end or () if _ITEM in path}
+        return only[0]
+
+    def _begin(self, node: ast.stmt) -> list[_Path]:
+        """Execute the expressions of a statement, and return what it iterates over item by item."""
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            return [*self._bind(node.target, node.iter)]
+        if isinstance(node, ast.AugAssign):
+            self._visit(node.value)
+            if (path := self._path(node.target)) and not self._is_fresh(path):
+                self._uses.grown.add(path[0])
+                self._loads.add(path[0])
+                self._sets.add(path[0])
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            path = self._path(node.value) if node.value and isinstance(targets[-1], ast.Name) else None
+            if node.value and not path:
+                self._visit(node.value)
+            for each in targets:
+                self._visit(each)
+                if path and isinstance(each, ast.Name):
+                    self._names[each.id] = path
+        else:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, (ast.expr, ast.withitem)):
+                    self._visit(child)
+            function = getattr(getattr(node, "value", None), "func", None)
+            path = self._path(function.value) if isinstance(function, ast.Attribute) else None
+            if path and isinstance(node, ast.Expr):
+                self._sets.add(path[0])
+                self._uses.grown |= {path[0]} & self._loads
+        return []
+
+    def _bind(self, target: ast.expr, values: ast.expr) -> Iterator[_Path]:
+        """Give a loop's names what they stand for, and yield what the loop iterates over item by item."""
+        names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
+        self._targets.update(names)
+        for name in names:
+            self._names.pop(name, None)
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        if isinstance(values, ast.Call):
+            function = _name(values.func)
+            if function == "zip" and len(parts) == len(values.args):
+                for part, each in zip(parts, values.args, strict=True):
+                    yield from self._bind(part, each)
+                return
+            if function == "enumerate" and len(parts) == 2 and values.args:
+                yield from self._bind(parts[1], values.args[0])
+                return
+            pairs = function == "items" and len(parts) == 2
+            if isinstance(values.func, ast.Attribute) and (pairs or function == "values"):
+                yield from self._bind(parts[1] if pairs else target, values.func.value)
+                return
+        path = self._path(values)
+        if not path or _SOME in path:
+            self._visit(values)
+            return
+        for name in names:
+            self._names[name] = (*path, _ITEM) if isinstance(target, ast.Name) else (*path, _ITEM, _SOME)
+        yield path
+
+    # --- expressions ---
+
+    def _visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            self._names.pop(node.id, None)
+        elif path := self._path(node):
+            for each in ast.walk(node):
+                if isinstance(each, ast.Subscript):
+                    self._visit(each.slice)
+            if isinstance(getattr(node, "ctx", None), ast.Load):
+                self._load(path)
+            else:
+                self._set(path, rebinds=True)
+        else:
+            before = {*(self._fresh or ())}
+            for each in getattr(node, "generators", ()):
+                for _ in self._bind(each.target, each.iter):
+                    pass
+            for each in ast.iter_child_nodes(node):
+                for child in each.ifs if isinstance(each, ast.comprehension) else [each]:
+                    self._visit(child)
+            if isinstance(node, (ast.BoolOp, ast.IfExp, ast.Lambda)):  # perhaps not executed
+                self._fresh = before
+
+    def _call(self, node: ast.Call) -> None:
+        name, function = _name(node.func), node.func
+        given = [*node.args, *(each.value for each in node.keywords if each.arg != "out")]
+        filled = [each.value for each in node.keywords if each.arg == "out"]
+        before = function.value if isinstance(function, ast.Attribute) else None
+        receiver = None if before is None else self._path(before)
+        if before is not None and receiver and name in _REFILLING:
+            filled.append(before)
+        elif before is not None and given and _name(before) in _MODULES and _refills(name, _name(before)):
+            filled.append(given.pop(0))
+        elif name.endswith("_like") and given and self._path(given[0]):
+            del given[0]
+        for each in given:
+            self._visit(each)
+        if isinstance(before, ast.Call) and _name(before.func) == "super":
+            self._enter(name, self._at + 1)
+        elif isinstance(function, ast.Name) and self._names.get(function.id) == ():
+            self._enter("__call__", 0)
+            self._enter("forward", 0)
+        elif receiver and name not in _REFILLING and name not in _FORM:
+            self._load(receiver)
+        elif not receiver:
+            self._visit(function)
+        for out in filled:
+            for each in out.elts if isinstance(out, ast.Tuple) else [out]:
+                if path := self._path(each):
+                    self._set(path, rebinds=False)
+                else:
+                    self._visit(each)
+
+    def _enter(self, name: str, first: int) -> None:
+        self._fresh = {*self._uses.execute(name, first, frozenset(self._fresh or ()))}
+
+    def _path(self, node: ast.AST | None) -> _Path | None:
+        """Return the keys from the object to what an expression stands for; None if it does not begin with the object."""
+        keys: list[str] = []
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            if isinstance(node, ast.Subscript):
+                keys.append(self._item(node.slice))
+            elif node.attr != "data":
+                keys.append(node.attr)
+            node = node.value
+        base = self._names.get(node.id) if isinstance(node, ast.Name) else None
+        return None if base is None else (*base, *(key for key in reversed(keys) if key))
+
+    def _item(self, index: ast.expr) -> str:
+        """Return the key of a subscript; "" if that is all of it."""
+        if isinstance(index, ast.Constant):
+            return "" if index.value is ... else repr(index.value)
+        if isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step):
+            return ""
+        return _ITEM if isinstance(index, ast.Name) and index.id in self._targets else _SOME
+
+    def _is_fresh(self, path: _Path) -> bool:
+        return path[-1] != _OLD and any(path[:end] in (self._fresh or ()) for end in range(1, len(path) + 1))
+
+    def _load(self, path: _Path) -> None:
+        self._enter(path[0], 0)
+        if not self._is_fresh(path) and _FORM.isdisjoint(path[1:]):
+            self._loads.add(path[0])
+
+    def _set(self, path: _Path, rebinds: bool) -> None:
+        """Note that a value is another one: another object, if it `rebinds`."""
+        if rebinds:
+            self._sets.add(path[0])
+        if self._is_fresh(path) or self._fresh is None:
+            return
+        if rebinds:
+            old = {name: each for name, each in self._names.items() if each[: len(path)] == path}
+            self._names |= {name: (*each, _OLD) for name, each in old.items()}
+        if path[0] in self._loads:
+            self._uses.grown.add(path[0])
+        else:
+            self._uses.anew.add(path[0])
+            if not {_SOME, _OLD} & {*path}:
+                self._fresh.add(path)
+
+
+def _all(ends: Iterable[set[_Path] | None]) -> set[_Path] | None:
+    """Return what is set anew at each of these ends that is reached; None if none is."""
+    reached = [each for each in ends if each is not None]
+    return set.intersection(*reached) if reached else None
+
+
+def _refills(name: str, module: str) -> bool:
+    return name.endswith("_") if module == "init" else name.removeprefix("_foreach_") in _REFILLING
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last name of an expression; "" if it has none."""
+    name: str = getattr(node, "attr", getattr(node, "id", ""))
+    return name
+
+
+def _shows(statement: ast.AST) -> bool:
+    """Return whether a statement does no more than to show values."""
+    if isinstance(statement, ast.If):
+        return all(map(_shows, (*statement.body, *statement.orelse)))
+    function = getattr(getattr(statement, "value", None), "func", None)
+    return isinstance(statement, ast.Expr) and _name(function) in _SHOWING if function else False
