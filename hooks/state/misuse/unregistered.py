@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
+import inspect
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from pathlib import Path
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 from torch.utils.data import DataLoader
 
 from ..inventory.objects import attributes
@@ -25,8 +30,8 @@ log = logging.getLogger("spotguard")
 #: The most names in a message.
 _FEW = 2
 #: Limits of the search for an optimizer inside registered values: depth, and number of objects. A container longer
-#: than the last limit holds data and is skipped.
-_DEPTH, _OBJECTS, _LONG = 3, 2000, 200
+#: than the last limit holds data and is skipped. Schedulers are searched deeper, but only for one that no near object has.
+_DEPTH, _OBJECTS, _LONG, _SCHEDULER_DEPTH = 3, 2000, 200, 6
 #: Functions on the call stack that may belong to a wrapper of the optimizer that steps.
 _FRAMES = 12
 
@@ -129,6 +134,9 @@ _OPAQUE = (
 )
 
 
+_EMPTY = CellType()
+
+
 def _inside(value: object) -> Iterator[tuple[str, Any]]:
     held: Any = ()
     if isinstance(value, dict | list | tuple):
@@ -136,10 +144,14 @@ def _inside(value: object) -> Iterator[tuple[str, Any]]:
             held = value.values() if isinstance(value, dict) else value
     elif isinstance(value, MethodType) and isinstance(value.__self__, LRScheduler):
         held = (value.__self__,)
+    elif isinstance(value, FunctionType):
+        held = (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
+    elif isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
     elif not isinstance(value, _OPAQUE):
-        # An optimizer's moments are many, and contain no optimizers.
-        left_out = ("state", "param_groups") if isinstance(value, Optimizer) else ()
-        held = (each for name, each in attributes(value).items() if name not in left_out)
+        # An optimizer's moments are many, and contain no optimizers. Its hooks are others'.
+        left_out = ("state", "param_groups", "_optimizer_") if isinstance(value, Optimizer) else ("/",)
+        held = (each for name, each in attributes(value).items() if not name.startswith(left_out))
     return (("", each) for each in [*held])
 
 
@@ -218,7 +230,7 @@ class UnregisteredSchedulers:
         below = {
             id(one) for each in found for held in vars(each).values() for one in (held, *_within(held, 1))
         }
-        found = [each for each in found if id(each) not in below]
+        found = [each for each in found if id(each) not in below and not _follows_a_number(each)]
         if found:
             log.warning(
                 "a scheduler of %s is not registered (%s), so a resumed run begins it anew, unless it follows from the step's number; add "
@@ -231,7 +243,8 @@ class UnregisteredSchedulers:
 
     def _registered(self) -> Iterator[LRScheduler]:
         for value in self._values.values():
-            yield from (each for each in (value, *_within(value)) if isinstance(each, LRScheduler))
+            held = _within(value, _SCHEDULER_DEPTH)
+            yield from (each for each in (value, *held) if isinstance(each, LRScheduler))
 
     def _schedulers(self, optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
         holders = gc.get_referrers(*optimizers)
@@ -240,6 +253,57 @@ class UnregisteredSchedulers:
             holders += gc.get_referrers(*dicts)
         found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
         return [each for each in found.values() if id(getattr(each, "optimizer", None)) in self._names]
+
+
+def _follows_a_number(scheduler: LRScheduler) -> bool:
+    """Return whether the script makes such a scheduler from a number that it computes, as in `last_epoch=done - 1`.
+
+    In the first attempt the scheduler is as any other, so only the source can tell. A `SequentialLR` does not wind what it holds.
+    """
+    name, parameters = type(scheduler).__name__, [*inspect.signature(type(scheduler)).parameters]
+    if isinstance(scheduler, SequentialLR) or "last_epoch" not in parameters:
+        return False
+    place, trees = parameters.index("last_epoch"), [*_sources("last_epoch")]
+    makers = {name} | {
+        each.name
+        for tree in trees
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef) and any(_called(one) == name for one in ast.walk(each))
+    }
+    for call in (each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Call)):
+        given = [each.value for each in call.keywords if each.arg == "last_epoch"]
+        given += call.args[place : place + 1] if _called(call) == name else []
+        # A function hands on its own argument, which is -1 by default.
+        if _called(call) in makers and any(
+            not isinstance(each, (ast.Constant, ast.UnaryOp)) and getattr(each, "id", "") != "last_epoch"
+            for each in given
+        ):
+            return True
+    return False
+
+
+def _called(node: ast.AST) -> str:
+    function = getattr(node, "func", None)
+    name: str = getattr(function, "attr", getattr(function, "id", ""))
+    return name
+
+
+def _sources(word: str) -> Iterator[ast.Module]:
+    """Yield the files with a word, of those that have the functions on the call stack and what they import."""
+    files, frame = set[str](), inspect.currentframe()
+    while frame is not None:
+        files.add(frame.f_code.co_filename)
+        for each in [*frame.f_globals.values()]:
+            if isinstance(each, FunctionType):
+                files.add(each.__code__.co_filename)
+            elif isinstance(each, ModuleType):
+                files.add(getattr(each, "__file__", None) or "")
+        frame = frame.f_back
+    for file in files:
+        with suppress(OSError, ValueError, SyntaxError):  # no file, or not of Python
+            source = Path(file).read_text(encoding="utf-8")
+            if word in source:
+                yield ast.parse(source)
 
 
 def _rates(optimizer: Optimizer) -> list[Any]:

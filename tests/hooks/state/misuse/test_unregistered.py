@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -452,6 +453,36 @@ class MethodHolder:
         self.state_dict, self.load_state_dict = held.state_dict, held.load_state_dict
 
 
+class Deep:
+    """Saves what it holds four steps deep."""
+
+    def __init__(self, held: Any) -> None:
+        self.one = SimpleNamespace(two=SimpleNamespace(three=SimpleNamespace(held=held)))
+
+    def state_dict(self) -> Any:
+        return self.one.two.three.held.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.one.two.three.held.load_state_dict(state)
+
+
+class ByFunction(Holder):
+    """Saves what only a function's cell, or a partial, has."""
+
+    def __init__(self, held: Any, make: Callable[[Any], Any] = lambda held: lambda: held) -> None:
+        super().__init__(make(held))
+
+    def state_dict(self) -> Any:
+        return self.held().state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.held().load_state_dict(state)
+
+
+def by_partial(held: Any) -> Any:
+    return ByFunction(held, lambda held: partial(lambda each: each, held))
+
+
 def sequential(optimizer: Optimizer) -> Any:
     parts = [lr_scheduler.LinearLR(optimizer, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.9)]
     return lr_scheduler.SequentialLR(optimizer, parts, [3])
@@ -507,6 +538,18 @@ def test_scheduler_that_leaves_no_mark_is_named_when_it_moves_the_rate(
     assert line.startswith("a scheduler of optimizer is not registered (ReduceLROnPlateau)")
 
 
+def test_scheduler_that_only_a_hook_of_the_optimizer_holds_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def hooked(optimizer: Optimizer) -> Any:
+        scheduler = lr_scheduler.StepLR(optimizer, 100)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        return lambda number: None
+
+    job = job_of(hooked, inner)
+    with guarded(WatchedStore(), job.values) as guard:
+        guard.restore()
+    assert len(lines(caplog)) == 1
+
+
 @pytest.mark.parametrize("schedule", [None, lr_scheduler.StepLR])
 def test_process_is_searched_only_for_a_scheduler_that_left_a_sign(
     schedule: Any, monkeypatch: pytest.MonkeyPatch
@@ -522,7 +565,7 @@ def test_process_is_searched_only_for_a_scheduler_that_left_a_sign(
 
 
 @pytest.mark.parametrize("kind", [*SCHEDULERS, "ReduceLROnPlateau"])
-@pytest.mark.parametrize("holder", [lambda made: made, Holder, MethodHolder])
+@pytest.mark.parametrize("holder", [lambda made: made, Holder, MethodHolder, Deep, ByFunction, by_partial])
 def test_registered_scheduler_is_not_named(
     kind: str, holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
