@@ -1,6 +1,7 @@
-"""A gradient that an optimizer carries from turns in which it does not step to the one in which it does. No checkpoint has it.
+"""A gradient that an optimizer carries from one turn to the one in which it steps. No checkpoint has it.
 
-One parameter stands for its optimizer. Once the optimizer has left out a step, each boundary looks at it until the result is known.
+One parameter stands for its optimizer. In the first turns, and once the optimizer has left out a step, each boundary looks at it until
+the result is known.
 
 The script may drop the gradient before it steps, as a GAN does whose critic's turns fill the gradients of its generator. A dropped one
 is another object when backward adds to it next, or all of it is zero. So a hook looks before each such addition. Values are only
@@ -32,8 +33,10 @@ class CarriedGradient:
         #: The gradient at the last boundary, and its versions. A weak reference would keep `module.to` from swapping it.
         self._last: torch.Tensor | None = None
         self._versions: tuple[int, int] | None = None
-        #: Turns without a step, and whether one of them has changed the gradient since the last step.
-        self._turns, self._pending = 0, False
+        #: Turns without a step, and whether there were any; whether the last boundary had a gradient that counts if no one drops it.
+        self._turns, self.idled, self._pending = 0, False, False
+        #: Whether the hooks have seen all of this turn.
+        self._seeing = False
         #: Whether each gradient of an earlier turn, where it was looked at, is more than zeros.
         self._counts: list[torch.Tensor] = []
         #: The same of the gradient that backward is about to add to.
@@ -49,11 +52,22 @@ class CarriedGradient:
     def _choose(self) -> None:
         given = (p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None)
         self.close()
+        self._seeing = False
         self._param = min(given, key=lambda p: local(p).numel(), default=None)
+
+    def _watch(self) -> None:
+        """Have backward tell what it adds to."""
+        if not self._hooks and self._param is not None and self._param.requires_grad:
+            # The first is called by `autograd.grad` too, which adds nothing.
+            self._hooks = [
+                self._param.register_hook(self._adding),
+                self._param.register_post_accumulate_grad_hook(self._has_added),
+            ]
 
     @unserializable_hook  # type: ignore[untyped-decorator]  # else torch warns where the parameter is pickled
     def _adding(self, _: Any) -> None:
         """Look at the gradient before backward adds to it. In the thread that adds."""
+        self._before = None
         if self._param is None or self._used or self._dropped or not self._pending:
             return
         if (grad := self._param.grad) is None or grad is not self._last or capturing():
@@ -75,9 +89,13 @@ class CarriedGradient:
             self._dropped = True
             self._choose()
         elif self._pending and not self._used:
-            self._dropped |= self._param.grad is not self._last
-            # Without an addition only a gradient that nothing has changed is known to be the old one.
-            self._added |= version(self._param.grad) == (self._versions or (-1,))[0]
+            if self._param.grad is not self._last:
+                self._dropped = True
+            else:
+                self._watch()  # now, as a script may freeze its parameters at each boundary
+            # Without an addition only a gradient that nothing has changed is known to be the old one. One that each turn fills through
+            # `.data` looks the same.
+            self._added |= self.idled and version(self._param.grad) == (self._versions or (-1,))[0]
             self._used = not closure
 
     def turn(self, stepped: bool) -> bool | None:
@@ -87,25 +105,22 @@ class CarriedGradient:
             Whether the optimizer has stepped on a gradient of an earlier turn; None if that is not known yet.
         """
         self._turns = 0 if stepped else self._turns + 1
+        self.idled |= not stepped
         result = None if self._turns < _LONGEST else False
-        if stepped and self._pending:
+        # Backward adds nothing to a parameter that is frozen where its optimizer steps.
+        if stepped and self._pending and (self._seeing or self._dropped or self._added or not self._hooks):
             result = self._added and not self._dropped and all(map(bool, self._counts))
         self._dropped = self._added = self._used = False
         if stepped:
             self._pending, self._counts = False, []
-        if (param := self._param) is None:
-            return result
-        if not self._hooks and param.requires_grad:
-            # The first is called by `autograd.grad` too, which adds nothing.
-            self._hooks = [
-                param.register_hook(self._adding),
-                param.register_post_accumulate_grad_hook(self._has_added),
-            ]
-        if (grad := param.grad) is None:
+        if self.idled:
+            self._watch()
+        self._seeing = bool(self._hooks)
+        if (grad := None if self._param is None else self._param.grad) is None:
             self._pending, self._versions = False, None
-            return result
+            return result if self.idled else False
         versions = version(grad), version(local(grad))
-        if not stepped and (self._last is not grad or versions != self._versions):
+        if stepped or self._last is not grad or versions != self._versions:
             self._pending, self._counts = True, [nonzero(grad)]
         self._last, self._versions = grad, versions
         return result

@@ -77,6 +77,10 @@ CARRIED = (
     "%r steps on gradients of an earlier turn, and a checkpoint has no values of gradients, so a resumed run trains otherwise; call "
     "guard.step() only at the end of a turn in which %r has stepped, behind all batches that it gathers"
 )
+SUMMED = (
+    "%r steps on gradients of an earlier turn too, and a checkpoint has no values of gradients, so a resumed run trains otherwise; "
+    "call zero_grad() of %r before the backward pass of each turn, or keep what it sums in a registered tensor"
+)
 #: The cases of misuse, the worst first.
 _CASES = ("unmarked", "dead", "order", "carried", "unregistered")
 
@@ -111,9 +115,10 @@ class StepMonitor:
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
                 self._registered[id(value)] = (name, value)
-        #: What those that did not step in a turn carry to their next step, by id, and those of which that is known.
+        #: What optimizers carry to their next step, by id; and those of which that is known for turns in which they step, and for
+        #: those in which they do not.
         self._carried: dict[int, CarriedGradient] = {}
-        self._settled: set[int] = set()
+        self._seen_stepping, self._settled = set[int](), set[int]()
         #: The ids of the optimizers whose steps the monitor only counts.
         self._quiet: frozenset[int] = frozenset()
         self._others: dict[int, UnregisteredOptimizer] = {}
@@ -156,7 +161,7 @@ class StepMonitor:
     def _forget_carried(self) -> None:
         for each in self._carried.values():
             each.close()
-        self._carried, self._settled = {}, set()
+        self._carried, self._seen_stepping, self._settled = {}, set(), set()
 
     @property
     def misuse(self) -> str:
@@ -217,7 +222,11 @@ class StepMonitor:
             self._marked_again()
         self.steps = 0
         idle = not self._stepped.issuperset(self._registered)
-        if self._carried or (idle and not self._settled.issuperset(self._registered.keys() - self._stepped)):
+        if (
+            self._carried
+            or not self._seen_stepping.issuperset(self._stepped)
+            or (idle and not self._settled.issuperset(self._registered.keys() - self._stepped))
+        ):
             self._guarded(self._follow_carried)
         self._stepped.clear()
 
@@ -305,7 +314,11 @@ class StepMonitor:
     # --- the end of a turn that is checked ---
 
     def _follow_carried(self) -> None:
-        for key in self._registered.keys() - self._stepped - self._carried.keys() - self._settled:
+        self._seen_stepping |= self._stepped - self._registered.keys()
+        wanted = (self._registered.keys() - self._stepped - self._settled) | (
+            self._stepped - self._seen_stepping
+        )
+        for key in wanted - self._carried.keys():
             self._carried[key] = CarriedGradient(self._registered[key][1])
         for key, each in [*self._carried.items()]:
             # While the order of the loop is not known, a step may belong to the turn before it.
@@ -317,12 +330,13 @@ class StepMonitor:
                 continue
             each.close()
             del self._carried[key]
-            self._settled.add(key)
+            self._seen_stepping.add(key)
+            self._settled |= {key} if each.idled or steps_on_it else set()
             self._quiet |= {key}
             if steps_on_it:
-                name = self._registered[key][0]
-                self._misuse["carried"] = CARRIED % (name, name)
-                self._say(CARRIED, name, name)
+                name, message = self._registered[key][0], CARRIED if each.idled else SUMMED
+                self._misuse["carried"] = message % (name, name)
+                self._say(message, name, name)
         self._quiet = self._quiet - self._carried.keys()
 
     def _marked_again(self) -> None:

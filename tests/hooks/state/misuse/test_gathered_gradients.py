@@ -233,6 +233,57 @@ def a_closure_at_times(pair: Pair, scaler: torch.amp.GradScaler, number: int) ->
         pair.oa.step(anew)  # type: ignore[arg-type]
 
 
+def never_zeroed(pair: Pair, scaler: torch.amp.GradScaler, number: int, keep: float = 1.0) -> None:
+    pair.ob.zero_grad()
+    for p in pair.a.parameters():
+        if p.grad is not None and keep < 1.0:
+            p.grad.mul_(keep)
+    backward(pair, number)
+    both(pair, "step")
+
+
+def frozen_at_each_boundary(pair: Pair, scaler: torch.amp.GradScaler, number: int, step: Step) -> None:
+    pair.a.requires_grad_(True)
+    pair.b.requires_grad_(True)
+    step(pair, scaler, number)
+    pair.a.requires_grad_(False)
+    pair.b.requires_grad_(False)
+
+
+def zeroed(pair: Pair, scaler: torch.amp.GradScaler, number: int, none: bool) -> None:
+    both(pair, "zero_grad", set_to_none=none)
+    backward(pair, number)
+    both(pair, "step")
+
+
+def zeroed_behind_the_step(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    backward(pair, number)
+    both(pair, "step")
+    both(pair, "zero_grad", set_to_none=False)
+
+
+def refilled_as_data(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    """No turn zeroes what the next one overwrites, which no version of a tensor tells."""
+    for p in (*pair.a.parameters(), *pair.b.parameters()):
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        p.grad.data.fill_(0.1 * number)
+    both(pair, "step")
+
+
+def overwritten_before_the_step(pair: Pair, scaler: torch.amp.GradScaler, number: int) -> None:
+    """A pass that adds nothing comes before the step, and one that adds to what no step will use behind it."""
+    pair.ob.zero_grad()
+    if number % 3 == 2:
+        hidden = pair.b(pair.a(torch.full((2, 4), 0.1 * number)))
+        grads = torch.autograd.grad(hidden.square().mean(), [*pair.a.parameters()])
+        for p, grad in zip(pair.a.parameters(), grads, strict=True):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad.copy_(grad)
+        pair.oa.step()
+    backward(pair, number)
+    pair.ob.step()
+
+
 #: What is named; a resumed run does not end as an uninterrupted one.
 INEXACT: dict[str, tuple[Step, str]] = {
     "batches as turns": (batches_as_turns, "oa"),
@@ -246,6 +297,17 @@ INEXACT: dict[str, tuple[Step, str]] = {
     "a second optimizer, zeroed in place": (partial(a_second_optimizer, none=False), "ob"),
     "a turn late, zeroed in place": (partial(a_turn_late, none=False), "oa"),
     "a closure that does not zero": (a_closure_that_does_not_zero, "ob"),
+    "never zeroed": (never_zeroed, "oa"),
+    "never zeroed, but decayed": (partial(never_zeroed, keep=0.9), "oa"),
+    "never zeroed, and frozen at each boundary": (partial(frozen_at_each_boundary, step=never_zeroed), "oa"),
+    "batches as turns, frozen at each boundary": (
+        partial(frozen_at_each_boundary, step=partial(batches_as_turns, none=False)),
+        "oa",
+    ),
+    "a second optimizer, frozen at each boundary": (
+        partial(frozen_at_each_boundary, step=partial(a_second_optimizer, every=2)),
+        "ob",
+    ),
 }
 EXACT: dict[str, Step] = {
     "all batches in a turn": all_batches_in_a_turn,
@@ -264,6 +326,17 @@ EXACT: dict[str, Step] = {
     "an environment, zeroed in place": partial(an_environment, none=False),
     "frozen in the other phase": frozen_in_the_other_phase,
     "phases of several turns": phases_of_several_turns,
+    "zeroed in place": partial(zeroed, none=False),
+    "zeroed behind the step": zeroed_behind_the_step,
+    "refilled as data": refilled_as_data,
+    "overwritten before the step": overwritten_before_the_step,
+    "frozen at each boundary": partial(frozen_at_each_boundary, step=partial(zeroed, none=True)),
+    "frozen at each boundary, zeroed in place": partial(
+        frozen_at_each_boundary, step=partial(zeroed, none=False)
+    ),
+    "a generator frozen at each boundary": partial(
+        frozen_at_each_boundary, step=partial(a_generator_that_steps_at_times, none=False)
+    ),
 }
 
 
