@@ -28,7 +28,9 @@ def handed_on(optimizer: Optimizer, last_epoch: int = -1) -> lr_scheduler.Cosine
 
 
 def sequence(optimizer: Optimizer, done: int) -> lr_scheduler.SequentialLR:
-    parts = [LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)]
+    parts: list[lr_scheduler.LRScheduler] = [
+        LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)
+    ]
     return lr_scheduler.SequentialLR(optimizer, parts, [3], last_epoch=done - 1)
 
 
