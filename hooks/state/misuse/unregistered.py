@@ -243,7 +243,11 @@ class UnregisteredSchedulers:
 
     def _registered(self) -> Iterator[LRScheduler]:
         for value in self._values.values():
-            held = _within(value, _SCHEDULER_DEPTH)
+            below = value.modules() if isinstance(value, nn.Module) else ()
+            extra = [
+                vars(each) for each in below if type(each).get_extra_state is not nn.Module.get_extra_state
+            ]
+            held = (each for root in (value, *extra) for each in _within(root, _SCHEDULER_DEPTH))
             yield from (each for each in (value, *held) if isinstance(each, LRScheduler))
 
     def _schedulers(self, optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
@@ -256,27 +260,41 @@ class UnregisteredSchedulers:
 
 
 def _follows_a_number(scheduler: LRScheduler) -> bool:
-    """Return whether the script makes such a scheduler from a number that it computes, as in `last_epoch=done - 1`.
+    """Return whether the script winds such a scheduler forward by a number that it computes: `last_epoch=done - 1`, or a loop of steps.
 
-    In the first attempt the scheduler is as any other, so only the source can tell. A `SequentialLR` does not wind what it holds.
+    In the first attempt the scheduler is as any other, so only the source can tell. The argument of `SequentialLR` does not wind what
+    it holds.
     """
-    name, parameters = type(scheduler).__name__, [*inspect.signature(type(scheduler)).parameters]
-    if isinstance(scheduler, SequentialLR) or "last_epoch" not in parameters:
-        return False
-    place, trees = parameters.index("last_epoch"), [*_sources("last_epoch")]
+    name = type(scheduler).__name__
+    parameters = [*inspect.signature(type(scheduler)).parameters]
+    place = parameters.index("last_epoch") if "last_epoch" in parameters else len(parameters)
+    nodes = [each for tree in _sources("last_epoch", name) for each in ast.walk(tree)]
     makers = {name} | {
         each.name
-        for tree in trees
-        for each in ast.walk(tree)
+        for each in nodes
         if isinstance(each, ast.FunctionDef) and any(_called(one) == name for one in ast.walk(each))
     }
-    for call in (each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Call)):
-        given = [each.value for each in call.keywords if each.arg == "last_epoch"]
-        given += call.args[place : place + 1] if _called(call) == name else []
+    made = {
+        ast.unparse(target)
+        for each in nodes
+        if isinstance(each, ast.Assign) and _called(each.value) in makers
+        for target in each.targets
+    }
+    for each in nodes:
+        given: list[ast.expr] = []
+        if isinstance(each, ast.For) and isinstance(each.iter, ast.Call) and _called(each.iter) == "range":
+            only: list[Any] = [getattr(one, "value", one) for one in each.body]
+            if [_called(one) for one in only] == ["step"] and ast.unparse(only[0].func.value) in made:
+                given = each.iter.args
+        elif (
+            isinstance(each, ast.Call) and _called(each) in makers and not isinstance(scheduler, SequentialLR)
+        ):
+            given = [one.value for one in each.keywords if one.arg == "last_epoch"]
+            given += each.args[place : place + 1] if _called(each) == name else []
         # A function hands on its own argument, which is -1 by default.
-        if _called(call) in makers and any(
-            not isinstance(each, (ast.Constant, ast.UnaryOp)) and getattr(each, "id", "") != "last_epoch"
-            for each in given
+        if any(
+            not isinstance(one, (ast.Constant, ast.UnaryOp)) and getattr(one, "id", "") != "last_epoch"
+            for one in given
         ):
             return True
     return False
@@ -288,8 +306,8 @@ def _called(node: ast.AST) -> str:
     return name
 
 
-def _sources(word: str) -> Iterator[ast.Module]:
-    """Yield the files with a word, of those that have the functions on the call stack and what they import."""
+def _sources(*words: str) -> Iterator[ast.Module]:
+    """Yield the files with one of these words, of those that have the functions on the call stack and what they import."""
     files, frame = set[str](), inspect.currentframe()
     while frame is not None:
         files.add(frame.f_code.co_filename)
@@ -302,7 +320,7 @@ def _sources(word: str) -> Iterator[ast.Module]:
     for file in files:
         with suppress(OSError, ValueError, SyntaxError):  # no file, or not of Python
             source = Path(file).read_text(encoding="utf-8")
-            if word in source:
+            if any(word in source for word in words):
                 yield ast.parse(source)
 
 

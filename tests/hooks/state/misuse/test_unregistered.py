@@ -479,6 +479,18 @@ class ByFunction(Holder):
         self.held().load_state_dict(state)
 
 
+class InExtraState(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def get_extra_state(self) -> Any:
+        return self.held.state_dict()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.held.load_state_dict(state)
+
+
 def by_partial(held: Any) -> Any:
     return ByFunction(held, lambda held: partial(lambda each: each, held))
 
@@ -565,7 +577,9 @@ def test_process_is_searched_only_for_a_scheduler_that_left_a_sign(
 
 
 @pytest.mark.parametrize("kind", [*SCHEDULERS, "ReduceLROnPlateau"])
-@pytest.mark.parametrize("holder", [lambda made: made, Holder, MethodHolder, Deep, ByFunction, by_partial])
+@pytest.mark.parametrize(
+    "holder", [lambda made: made, Holder, MethodHolder, Deep, ByFunction, by_partial, InExtraState]
+)
 def test_registered_scheduler_is_not_named(
     kind: str, holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,10 +34,20 @@ def sequence(optimizer: Optimizer, done: int) -> lr_scheduler.SequentialLR:
     return lr_scheduler.SequentialLR(optimizer, parts, [3], last_epoch=done - 1)
 
 
+def stepped(optimizer: Optimizer, done: int) -> lr_scheduler.LinearLR:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    wound = lr_scheduler.LinearLR(optimizer, 0.5, 1.0, 8)
+    for _ in range(done):
+        wound.step()
+    return wound
+
+
 WOUND: dict[str, Make] = {
     "LambdaLR": lambda o, done: LambdaLR(o, lambda step: 1 / (1 + step), done - 1),
     "StepLR": lambda o, done: lr_scheduler.StepLR(o, 3, last_epoch=done - 1),
     "OneCycleLR": lambda o, done: lr_scheduler.OneCycleLR(o, 0.1, 40, last_epoch=done - 1),
+    "stepped": stepped,
     "by a function": lambda o, done: handed_on(o, last_epoch=done - 1),
 }
 BEGUN_ANEW: dict[str, Make] = {
@@ -67,6 +77,7 @@ def weights(store: WatchedStore, make: Make, until: int) -> torch.Tensor:
     return model.weight.detach().clone()
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 @pytest.mark.parametrize("kind", WOUND)
 def test_scheduler_made_from_the_number_of_the_step_is_not_named(
     kind: str, caplog: pytest.LogCaptureFixture
