@@ -22,6 +22,15 @@ from ..sharding.dtensor import local
 #: Turns in a row without a step after which nothing is expected of an optimizer.
 _LONGEST = 100
 
+CARRIED = (
+    "%r steps on gradients of an earlier turn, and a checkpoint has no values of gradients, so a resumed run trains otherwise; call "
+    "guard.step() only at the end of a turn in which %r has stepped, behind all batches that it gathers"
+)
+SUMMED = (
+    "%r steps on gradients of an earlier turn too, and a checkpoint has no values of gradients, so a resumed run trains otherwise; "
+    "call zero_grad() of %r before the backward pass of each turn, or keep what it sums in a registered tensor"
+)
+
 
 class CarriedGradient:
     """What becomes of the gradient of one parameter."""
@@ -44,6 +53,10 @@ class CarriedGradient:
         #: Of this turn: whether the gradient was dropped, backward has added to it, and a step has used it.
         self._dropped = self._added = self._used = False
         self._choose()
+
+    @property
+    def message(self) -> str:
+        return CARRIED if self.idled else SUMMED
 
     def close(self) -> None:
         while self._hooks:

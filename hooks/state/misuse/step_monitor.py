@@ -73,14 +73,6 @@ DEAD = (
     "the registered optimizer %r no longer steps, and %s in its place: checkpoints lack the moments; change %r itself "
     "(param_groups, state), or register all optimizers before training begins"
 )
-CARRIED = (
-    "%r steps on gradients of an earlier turn, and a checkpoint has no values of gradients, so a resumed run trains otherwise; call "
-    "guard.step() only at the end of a turn in which %r has stepped, behind all batches that it gathers"
-)
-SUMMED = (
-    "%r steps on gradients of an earlier turn too, and a checkpoint has no values of gradients, so a resumed run trains otherwise; "
-    "call zero_grad() of %r before the backward pass of each turn, or keep what it sums in a registered tensor"
-)
 #: The cases of misuse, the worst first.
 _CASES = ("unmarked", "dead", "order", "carried", "unregistered")
 
@@ -115,8 +107,7 @@ class StepMonitor:
         for name, value in values.items():
             if isinstance(value, Optimizer) and not holds(value, self._registered.keys()):
                 self._registered[id(value)] = (name, value)
-        #: What optimizers carry to their next step, by id; and those of which that is known for turns in which they step, and for
-        #: those in which they do not.
+        #: What optimizers carry to their next step, by id; and those of which that is known while they step, and while they do not.
         self._carried: dict[int, CarriedGradient] = {}
         self._seen_stepping, self._settled = set[int](), set[int]()
         #: The ids of the optimizers whose steps the monitor only counts.
@@ -315,10 +306,8 @@ class StepMonitor:
 
     def _follow_carried(self) -> None:
         self._seen_stepping |= self._stepped - self._registered.keys()
-        wanted = (self._registered.keys() - self._stepped - self._settled) | (
-            self._stepped - self._seen_stepping
-        )
-        for key in wanted - self._carried.keys():
+        idle = self._registered.keys() - self._stepped - self._settled
+        for key in (idle | (self._stepped - self._seen_stepping)) - self._carried.keys():
             self._carried[key] = CarriedGradient(self._registered[key][1])
         for key, each in [*self._carried.items()]:
             # While the order of the loop is not known, a step may belong to the turn before it.
@@ -331,12 +320,13 @@ class StepMonitor:
             each.close()
             del self._carried[key]
             self._seen_stepping.add(key)
-            self._settled |= {key} if each.idled or steps_on_it else set()
             self._quiet |= {key}
+            if each.idled or steps_on_it:
+                self._settled.add(key)
             if steps_on_it:
-                name, message = self._registered[key][0], CARRIED if each.idled else SUMMED
-                self._misuse["carried"] = message % (name, name)
-                self._say(message, name, name)
+                name = self._registered[key][0]
+                self._misuse["carried"] = each.message % (name, name)
+                self._say(each.message, name, name)
         self._quiet = self._quiet - self._carried.keys()
 
     def _marked_again(self) -> None:
