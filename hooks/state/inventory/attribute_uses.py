@@ -50,6 +50,7 @@ class Uses:
         read: the attributes that they read for more than to change or show them, as an earlier turn left them.
         changed: those that they change.
         grown: those of them that they do not merely set anew.
+        given: what they set anew in an object that they hold, before each use of it, by the keys to that object.
     """
 
     def __init__(self, kind: type) -> None:
@@ -57,6 +58,7 @@ class Uses:
             each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))
         ]
         self.read, self.changed, self.grown = set[str](), set[str](), set[str]()
+        self.given: dict[_Path, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
         called = set[str]()
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
@@ -333,6 +335,8 @@ class _Execution:
 
     def _load(self, path: _Path) -> None:
         self._enter(path[0], 0)
+        given = {each[-1] for each in self._fresh or () if len(each) > 1 and each[:-1] == path}
+        self._uses.given[path] = given & self._uses.given.get(path, given)
         if not self._is_fresh(path) and _FORM.isdisjoint(path[1:]):
             self._loads.add(path[0])
 

@@ -49,6 +49,9 @@ class Attribute(NamedTuple):
     key: str
     value: Any
     remedy: str
+    #: The registered module that has the owner, and the owner's name in it.
+    root: Any = None
+    prefix: str = ""
 
 
 class AttributeWatch:
@@ -128,7 +131,8 @@ class AttributeWatch:
                     loose = {key: each._buffers[key] for key in each._non_persistent_buffers_set}
                     for key, value in (vars(each) | loose).items():
                         if key not in _MODULE:
-                            yield Attribute(f"{name}.{prefix}".rstrip("."), each, key, value, _IN_MODULE)
+                            place = f"{name}.{prefix}".rstrip(".")
+                            yield Attribute(place, each, key, value, _IN_MODULE, module, prefix)
 
     def _is_lost(self, each: Attribute) -> bool:
         """Return whether the owner's steps read what they have changed, and no checkpoint has it.
@@ -141,6 +145,8 @@ class AttributeWatch:
             each.key in own.changed,
             each.key in own.grown,
         )
+        if _is_given(each):
+            return False
         shapes = self._around.get(each.name, (None, frozenset()))[1]
         tensors = [*_tensors(each.value)]
         if not tensors:
@@ -160,6 +166,17 @@ def _declares(kind: type[nn.Module]) -> bool:
     """Return whether a class decides itself what is saved, or is torch's, which keeps no state that it does not save."""
     own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in _SAVING)
     return own or kind.__module__.startswith("torch.nn.")
+
+
+def _is_given(each: Attribute) -> bool:
+    """Return whether a module above sets the attribute before each use of its owner, by name or as an item of a list."""
+    names = each.prefix.split(".") if each.prefix else []
+    for at in range(len(names)):
+        holder = each.root.get_submodule(".".join(names[:at]))
+        keys = tuple("*" if name.isdigit() else name for name in names[at:])
+        if each.key in uses(type(holder)).given.get(keys, ()):
+            return True
+    return False
 
 
 def _around(name: str, owner: object) -> Iterator[Attribute]:
