@@ -61,11 +61,13 @@ class Uses:
         self.given: dict[_Path, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
         called = set[str]()
+        self._sources: dict[tuple[int, str], tuple[str, list[ast.stmt]]] = {}
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
             if ("step" in name or name in ("forward", "__call__")) and name not in called:
                 self.old, self.anew = set[str](), set[str]()
                 self._known: dict[tuple[str, int, frozenset[_Path]], frozenset[_Path]] = {}
-                self.execute(name, 0, frozenset())
+                with suppress(RecursionError):  # an expression of a thousand terms
+                    self.execute(name, 0, frozenset())
                 called |= {each for each, _, _ in self._known}
                 self.read |= self.old
                 self.changed |= self.grown | (self.anew & self.old)
@@ -83,7 +85,9 @@ class Uses:
             self._known[key] = fresh  # also of a method that calls itself
             for at, each in enumerate(self._classes):
                 if at >= first and name in vars(each):
-                    me, statements = _source(getattr(vars(each)[name], "fget", vars(each)[name]))
+                    if (at, name) not in self._sources:
+                        self._sources[at, name] = _source(vars(each)[name])
+                    me, statements = self._sources[at, name]
                     if statements:
                         self.old.add(
                             me
@@ -96,11 +100,10 @@ class Uses:
 uses = functools.cache(Uses)
 
 
-@functools.cache
 def _source(method: Any) -> tuple[str, list[ast.stmt]]:
     """Return the name of a method's object in its source, and its statements; none if there is no source."""
     with suppress(Exception):  # code that a notebook or `exec` has made
-        for each in ast.parse(textwrap.dedent(inspect.getsource(method))).body:
+        for each in ast.parse(textwrap.dedent(inspect.getsource(getattr(method, "fget", method)))).body:
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
                 return each.args.args[0].arg, each.body
     return "", []

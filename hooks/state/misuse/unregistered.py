@@ -318,7 +318,7 @@ def _sources(*words: str) -> Iterator[ast.Module]:
                 files.add(getattr(each, "__file__", None) or "")
         frame = frame.f_back
     for file in files:
-        with suppress(OSError, ValueError, SyntaxError):  # no file, or not of Python
+        with suppress(OSError, ValueError, SyntaxError, RecursionError):  # no file, or not of Python
             source = Path(file).read_text(encoding="utf-8")
             if any(word in source for word in words):
                 yield ast.parse(source)

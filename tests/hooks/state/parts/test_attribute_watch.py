@@ -185,11 +185,13 @@ class Showing(Scaled):
 class Masked(Scaled):
     """Draws a mask in each turn, and reads it behind that."""
 
+    shares = {"kept": 0.5}  # noqa: RUF012 - as in many classes
+
     def first(self) -> Any:
         return torch.ones(4)
 
     def drawn(self) -> torch.Tensor:
-        return (torch.rand(4) < 0.5).float()
+        return (torch.rand(4) < self.shares["kept"]).float()
 
     def draw(self) -> None:
         self.kept = self.drawn()
