@@ -144,7 +144,8 @@ class _Execution:
         """Execute a statement, and return what it sets, and what else it reads; without the statements in it."""
         self._loads, self._sets = set(), set()
         iterated = self._begin(node)
-        sets, loads = self._sets, self._loads - self._sets
+        # What changes itself reads nothing, but what moves on to another attribute does.
+        sets, loads = self._sets, self._loads - (self._sets if len(self._sets) == 1 else set())
         inner: Any = node
         if isinstance(node, ast.If):
             each_item = any(

@@ -172,9 +172,9 @@ def _is_given(each: Attribute) -> bool:
     """Return whether a module above sets the attribute before each use of its owner, by name or as an item of a list."""
     names = each.prefix.split(".") if each.prefix else []
     for at in range(len(names)):
-        holder = each.root.get_submodule(".".join(names[:at]))
+        holder: Any = each.root.get_submodule(".".join(names[:at]))
         keys = tuple("*" if name.isdigit() else name for name in names[at:])
-        if each.key in uses(type(holder)).given.get(keys, ()):
+        if each.key in uses(holder.__class__).given.get(keys, ()):
             return True
     return False
 

@@ -342,6 +342,14 @@ class MaskedBehindIt(Masked):
         return mask
 
 
+class MaskedByTheLast(Masked):
+    last = torch.ones(4)
+
+    def factor(self) -> Any:
+        self.last, self.kept = self.kept, self.drawn()
+        return self.last
+
+
 class MaskedInPart(Masked):
     def draw(self) -> None:
         self.kept[:2].copy_(self.drawn()[:2].add_(self.kept[2:]))
@@ -392,6 +400,7 @@ STATE = [
     MaskedUnlessItReturns,
     MaskedPerhaps,
     MaskedBehindIt,
+    MaskedByTheLast,
     MaskedInPart,
     Averaging,
     AveragingInto,
