@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
 #: The start of a value written out in full: neither a variable or command substitution ($…, `…`) nor the next option.
 _WRITTEN = r"""["']?(?P<secret>[^\s$`"'&|;)-])"""
@@ -41,7 +42,7 @@ _SHAPES = tuple(
         ),
         (r"\beyJ[0-9A-Za-z_-]{8,2000}\.eyJ[0-9A-Za-z_-]{8,}", "a token"),
         (
-            rf"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|apikey)\s+{_WRITTEN}",
+            rf"(?i)\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token|apikey|digest|negotiate)\s+{_WRITTEN}",
             "a header with credentials",
         ),
         (r"(?i)\bbearer\s+(?=[\w.~+/-]{0,200}[0-9])(?P<secret>[\w.~+/-]{16,})", "a header with credentials"),
@@ -86,7 +87,7 @@ _SHAPES = tuple(
 #: A name and its value. The value is in a lookahead, so that the next name may begin inside it.
 _GIVEN = re.compile(
     r"""(?<![\w$-])(?<!\$\{)(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w.-]{0,100})(?P<quote>["']?)"""
-    r"""(?P<between>\s{0,9}=\s{0,9}|\s{0,9}:\s{0,9}|\s{1,9})(?=["']?(?P<value>[^\s"';]{1,1000}))"""
+    r"""(?P<between>\s{0,9}=\s{0,9}|\s{0,9}:\s{0,9}|\s{1,9})(?=["']?(?P<value>[^\s"';]{1,256}))"""
 )
 #: A name in a text, and what stands before its value. A list may hold both ('--password', '…'), a shell's command an option.
 _IN_TEXT = re.compile(
@@ -176,6 +177,20 @@ _JUDGED = 256
 #: environment, or if the value looks made by a machine.
 _PERHAPS = re.compile(r"(?:token|(?:^|_)pass)$")
 _PERHAPS_OF_OPTION = re.compile(r"(?:^|_)(?:pass|key|(?P<login>cred(?:ential)?s?|auth)|bearer|jwt|pat|sas)$")
+#: Names whose value is a secret in what is only shown. User-data may have a header, whose value is made from a variable.
+_SHOWN = re.compile(
+    r"(?:^|_)(?:(?:proxy_)?authorization|cookie|t?otp|(?:mfa|otp)_code|session_id|passkey|mnemonic|(?:seed|recovery)_phrase)$"
+)
+#: The same, for an option of a command.
+_SHOWN_OF_OPTION = re.compile(
+    r"^(?:key|auth|cred(?:ential)?s?|bearer|jwt|pat|sas|p(?:ss|s)?wd|passw)$|(?:encryption|master|session|ssh|host)_key$|"
+    r"(?:api|access|secret)(?:token|key)$|" + _SHOWN.pattern
+)
+#: Values of these that are no secret.
+_METHOD_OR_FILE = re.compile(
+    r"(?i).*/.*|.*\.[a-z]{2,5}|auto|default|env|basic|digest|bearer|token|kerberos|negotiate|ntlm|"
+    r"service_account|(?:oauth|kerberos)[0-9][a-z_-]{0,12}|[<\[].*[>\]]"
+)
 #: The value of a login: a user's name and a password.
 _LOGIN = re.compile(r"[^\s:/]+:[^\s:/]+")
 _MADE = re.compile(
@@ -236,8 +251,25 @@ def redacted(command: Sequence[str]) -> list[str]:
             if not looks_secret(together) and not any(map(_is_option_of_one, _GIVEN.finditer(together))):
                 break
         kept.append(candidate)
-        before.append(text)
+        # A long word is no option and no program: as a part of what stands before others it would be read 16 times.
+        before.append(text if len(text) <= _JUDGED else _VARIABLE)
     return kept
+
+
+def fingerprints(command: Sequence[str]) -> list[str]:
+    """Return the redacted words, each with a hash of what is hidden beside its secret: equal for commands that differ in secrets."""
+    return [
+        shown
+        + ("" if rest in (word, shown) else f"#{sha256(rest.encode(errors='replace')).hexdigest()[:16]}")
+        for word, shown in zip(command, redacted(command), strict=True)
+        for rest in [shown if shown == word or _is_all_secret(word) else redacted_text(word)]
+    ]
+
+
+def _is_all_secret(word: str) -> bool:
+    """Return whether a word is a secret's name and value. No quotes mark the end of a value with spaces."""
+    named = _NAMED.match(word)
+    return named is not None and _may_be_secret(_plain(named[0].strip("-+~=")))
 
 
 def redacted_text(text: str) -> str:
@@ -261,7 +293,8 @@ def _places_of_secrets(text: str) -> Iterator[tuple[int, int]]:
                 yield match.start("secret" if named else 0), end
     end = 0
     for match in _IN_TEXT.finditer(text):
-        if match.start() >= end and _may_be_secret(_plain(match["name"])):
+        name = _plain(match["name"])
+        if match.start() >= end and (_may_be_secret(name) or _SHOWN.search(name)):
             first = _VALUE.match(text, match.end(), match.end() + _JUDGED)
             if first is None or not _is_given_in_text(match, first):
                 continue
@@ -272,7 +305,10 @@ def _places_of_secrets(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_given_in_text(match: re.Match[str], value: re.Match[str]) -> bool:
     inner = _QUOTES.sub("", value[0])
-    if not _is_secret(match["name"], inner):
+    if _SHOWN.search(_plain(match["name"])):
+        if _is_none(inner):
+            return False
+    elif not _is_secret(match["name"], inner):
         return False
     # Else it is a sentence, as in "password: expected a text" and "--password is missing".
     sentence = match["between"].strip() in ("", ":") and inner == value[0]
@@ -281,10 +317,14 @@ def _is_given_in_text(match: re.Match[str], value: re.Match[str]) -> bool:
 
 def _is_entry(match: re.Match[str], value: re.Match[str]) -> bool:
     """Return whether an unquoted word is the whole value of a password, as in YAML. A word that tells what is wrong is not."""
-    if ":" not in match["between"] or "\n" in match["between"] or not _PASSWORD.search(_plain(match["name"])):
+    name = _plain(match["name"])
+    if (
+        ":" not in match["between"]
+        or "\n" in match["between"]
+        or not (_PASSWORD.search(name) or _SHOWN.search(name))
+    ):
         return False
-    word = value[0].strip(".,:!?()[]{}<>*").lower()
-    return word not in _NO_PASSWORD and _ENDS.match(value.string, value.end()) is not None
+    return not _is_none(value[0]) and _ENDS.match(value.string, value.end()) is not None
 
 
 def _without(word: str) -> Iterator[str]:
@@ -313,10 +353,17 @@ def _is_given_one(match: re.Match[str]) -> bool:
 def _is_option_of_one(match: re.Match[str]) -> bool:
     """Return whether an option of a command has a value that may be a secret. (A command that is only shown may lose one too many.)"""
     name, value = _plain(match["name"]), match["value"].rstrip(",)}")
-    option = _PERHAPS_OF_OPTION.search(name)
-    if option is None or not (match["dashes"] or match["between"] == "="):
+    between = match["between"].strip()
+    if not (match["dashes"] or between) or _ELSEWHERE.match(value):
         return False
-    if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value) or _ELSEWHERE.match(value):
+    if between == ":" and (_SECRET.search(name) or name == "pass"):
+        return not (_is_none(value) or value[0] in "/.")
+    if _SHOWN.search(name) or (match["dashes"] and _SHOWN_OF_OPTION.search(name)):
+        return not (_is_none(value) or _METHOD_OR_FILE.fullmatch(value))
+    option = _PERHAPS_OF_OPTION.search(name)
+    if option is None or not (match["dashes"] or between == "="):
+        return False
+    if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
         return False
     login = option["login"] is not None and _LOGIN.fullmatch(value)
     return name.endswith("pass") or bool(login or _MADE_FOR_OPTION.fullmatch(value))
@@ -334,6 +381,11 @@ def _is_secret(given: str, value: str) -> bool:
     if _OF_TEXT.search(name) or _NO_TOKEN.fullmatch(value):
         return False
     return given.isupper() or _MADE.fullmatch(value) is not None
+
+
+def _is_none(value: str) -> bool:
+    """Return whether a value behind a secret's name is a place, or a word about it."""
+    return value.strip(".,:!?()[]{}<>*").lower() in _NO_PASSWORD or _ELSEWHERE.match(value) is not None
 
 
 def _plain(name: str) -> str:

@@ -25,7 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ...providers.redaction import redacted
+from ...providers.redaction import fingerprints, redacted
 from ...providers.text import clip
 from ..arguments.settings import is_trial, launched_world
 
@@ -132,7 +132,7 @@ def judged(registered: Mapping[str, Any]) -> str:
             return NEVER
         if other := next(_differences(proof, folder, registered), ""):
             return clip(f"proven {other}", _SHOWN)
-        same = proof["arguments"] == redacted(sys.argv[1:])
+        same = proof["arguments"] == fingerprints(sys.argv[1:])
         return clip(f"{verdict} over {steps} steps{'' if same else ', for other arguments'}", _SHOWN)
     except Exception:  # noqa: BLE001  no proof, or not one of ours: training must not end for what anybody can write
         return NEVER

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from spotguard.providers import redaction
-from spotguard.providers.redaction import redacted, redacted_text
+from spotguard.providers.redaction import fingerprints, redacted, redacted_text
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,15 @@ from spotguard.providers.redaction import redacted, redacted_text
         ("python train.py --db 'Server=x;Uid=u;Pwd=hunter2;'", "python train.py --db Server=…"),
         ("python gcloud.py --secret=hunter2", "python gcloud.py --secret=…"),
         ("sh -c 'gcloud info; train --secret=hunter2'", "sh -c …"),
+        ("http POST h Authorization:x 'Cookie: a=b' X-Api-Key:x", "http POST h … … …"),
+        ("curl -H 'Authorization: Bearer fish' -H 'authorization: fish' h", "curl -H … -H … h"),
+        ("curl -H 'Authorization: Digest fish' -H 'Api-Key: fish' h", "curl -H … -H … h"),
+        ("x --otp 123456 --totp=123456 --mfa-code 123456", "x --otp … --totp=… --mfa-code …"),
+        ("x --key fish --auth fish --credentials fish --api-key fish", "x --key … --auth … --credentials … --api-key …"),
+        ("x pwd:fish password:fish 'pwd: fish' --conn user:me,pwd:fish", "x … … … --conn …"),
+        ("x --ssh-key fish --master-key=fish --apitoken fish --passw fish", "x --ssh-key … --master-key=… --apitoken … --passw …"),
+        ("x --cookie a=b --seed-phrase 'a b' --passkey fish --session-id 1a", "x --cookie … --seed-phrase … --passkey … --session-id …"),
+        ("openssl rsa -passin pass:fish", "openssl rsa -passin …"),
         ("run --webhook slack:https://hooks.slack.com/services/T0/B0/x -- y", "run --webhook … -- y"),
     ],
 )  # fmt: skip
@@ -63,6 +72,7 @@ def test_a_secret_is_left_out_of_a_command(command: str, shown: str) -> None:
         "python train.py --n-pass 2 --two-pass true --sort-key name --image-key jpg --auth basic --key configs/v2/run_1",
         "x --cache-key resnet50_v2 data.text_key=caption2 --low-pass 5e-4 --auth oauth2client {token:5} ${API_KEY:-x}",
         "srun -pgpu-a100-80 x -pfp16-mixed -patch_size=16 -pretrained_model=resnet50; mkdir -p_run_2024_11",
+        "x --key configs/a --auth digest --credentials env --otp true pwd:/x password:required --cookie-file x --session-key ./k",
         "python train.py -p 8080 -p8080:80 -pthread -p/data/run2026 --credentials gcp-2024.json PWD=/x --pwd /x",
     ],
 )
@@ -99,6 +109,7 @@ def test_a_command_without_a_secret_stays_as_it_is(command: str) -> None:
         ("db_password: correct-horse", "db_password: …"),
         ("POST https://api.telegram.org/bot123456:AbC-0_def" + "x" * 26 + "/sendMessage: 404", "POST https://api.telegram.org/bot… 404"),
         ("token 1234567890:AA" + "x-_" * 11 + " is revoked", "token … is revoked"),
+        ("sent Authorization: fish\nwith --otp 123456 and cookie='a b'", "sent Authorization: …\nwith --otp … and cookie=…"),
         ('body {\\"password\\": \\"a b\\", \\"lr\\": 1}', 'body {\\"password\\": …, \\"lr\\": 1}'),
     ],
 )  # fmt: skip
@@ -123,6 +134,40 @@ def test_a_secret_is_left_out_of_a_text(text: str, shown: str) -> None:
 )
 def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
     assert redacted_text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("word", "secret", "other"),
+    [
+        ("https://me:hunter@h/x?lr=1", "https://me:fish@h/x?lr=1", "https://me:hunter@h/x?lr=2"),
+        ("--data=https://me:hunter@h/x", "--data=https://me:fish@h/x", "--data=https://me:hunter@h/y"),
+        ('{"api_key": "hunter", "lr": 1}', '{"api_key": "fish", "lr": 1}', '{"api_key": "hunter", "lr": 2}'),
+        (
+            "export PASSWORD='hunter'; train 1",
+            "export PASSWORD='a b'; train 1",
+            "export PASSWORD='hunter'; train 2",
+        ),
+        ("--password=a b", "--password=c d", "--passwd=a b"),
+    ],
+)
+def test_a_fingerprint_differs_by_the_rest_of_a_hidden_word_alone(word: str, secret: str, other: str) -> None:
+    before = ["train", "--password"]
+    assert fingerprints([word, *before, "hunter"]) == fingerprints([secret, *before, "fish"])
+    assert fingerprints([word, *before, "hunter"]) != fingerprints([other, *before, "hunter"])
+
+
+def test_each_word_of_a_command_is_judged_with_little_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+    real = redaction.looks_secret
+
+    def looks_secret(text: str) -> bool:
+        judged.append(len(text))
+        return real(text)
+
+    monkeypatch.setattr(redaction, "looks_secret", looks_secret)
+    words = ["a" * 2000] * 16
+    assert redacted(words) == words
+    assert sum(judged) <= 2 * sum(map(len, words))
 
 
 @pytest.mark.parametrize("unit", ["password:", "pass="])

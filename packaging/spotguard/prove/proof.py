@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spotguard.hooks.restore import proof_file
 from spotguard.providers.clock import Clock
-from spotguard.providers.redaction import redacted
+from spotguard.providers.redaction import fingerprints
 from spotguard.providers.text import ago
 
 from . import compare, copies, evidence, series
@@ -177,7 +177,7 @@ def _keep(trial: ProofRequest, proof: Proof, life: Life) -> str:
     body = {
         "verdict": str(proof.verdict),
         "steps": proof.steps,
-        "arguments": redacted([original(word) for word in record.arguments]),
+        "arguments": fingerprints([original(word) for word in record.arguments]),
         "registered": dict(proof.kinds),
         "versions": dict(record.versions),
     }
