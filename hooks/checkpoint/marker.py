@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...providers.errors import CheckpointError, NotFoundError
+from ...providers.errors import CheckpointError, NotFoundError, StateError
 from ...providers.stores.base import BlobStore
 from .catalog import CheckpointFolder, ReadableStore
 from .format.codec import (
@@ -40,7 +40,10 @@ def encoded_manifest(manifest: RankManifest, most: Callable[[int], int] = most_b
     Raises:
         CheckpointError: the manifest is too large to be read back.
     """
-    data = encode_manifest(manifest)
+    try:
+        data = encode_manifest(manifest)
+    except StateError as error:
+        raise CheckpointError(f"the manifest of rank {manifest.rank}: {error}") from error
     if len(data) > (limit := most(manifest.world)):
         raise CheckpointError(
             f"the manifest of rank {manifest.rank} has {len(data)} bytes, but a restore reads at most "

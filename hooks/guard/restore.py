@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ...providers.errors import UsageError
 from ..arguments.settings import completed_steps
 from ..checkpoint.format.keys import check_run_id
+from ..checkpoint.format.manifest import collector_at_rest
 from ..restore.restore import Restored
 from .call_place import CallPlace
 from .parts import GuardParts
@@ -83,7 +84,8 @@ def _load(parts: GuardParts, step: int | None, run_id: str, *, again: bool, trai
             attempt = parts.startup.claim()
             parts.report.record_end("left")
             parts.checkpointer.begin_attempt(attempt)
-        found = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
+        with collector_at_rest():
+            found = parts.startup.load(state, step=step, run_id=run_id, report=parts.damage.add)
         if trained and found.whole is None:
             raise UsageError(
                 f"guard.restore() found no checkpoint of run {run_id}, and training is at step {gate.place.completed}, so "
@@ -91,7 +93,8 @@ def _load(parts: GuardParts, step: int | None, run_id: str, *, again: bool, trai
                 "to go back there, or start the script again [SG405]"
             )
         done = found
-        state.first_boundary()
+        with collector_at_rest():
+            state.first_boundary()
     except BaseException:
         unchanged = done is None and not state.poisoned
         gate.abort_boundary(unchanged=unchanged)

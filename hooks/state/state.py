@@ -16,6 +16,7 @@ import torch
 from ...providers.clock import Clock, SystemClock
 from ...providers.errors import StateError
 from ..checkpoint.format.coverage import MergedTensor
+from ..checkpoint.format.packing import pack_state
 from ..checkpoint.format.values.state_check import RNG
 from .changes.audit import Audit
 from .changes.change_detector import ChangeDetector
@@ -23,7 +24,7 @@ from .changes.step_hooks import hook
 from .collected import CollectedState, collect, describe
 from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
-from .inventory.frozen import prove
+from .inventory.frozen import largest, prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
@@ -193,8 +194,11 @@ class State:
             for state_tensor in part.state_tensors():
                 check_savable(state_tensor.name, state_tensor.tensor)
                 self.fence.follow([state_tensor.tensor])
+        trees: dict[str, Any] = {}
+        values = {part.name: part.tree() for part in self.parts}
         for part in self.parts:
-            part.targets(prove(part.name, part.tree()))
+            part.targets(prove(part.name, values[part.name], trees))
+        pack_state(trees, lambda name: largest(name, values[name]))
 
     def expected_bytes(self) -> int:
         """Return roughly how many bytes a full save will write.

@@ -47,7 +47,7 @@ from .manifest import (
     RankManifest,
     collector_at_rest,
 )
-from .packing import PackedCache, columns_in, columns_out, pack
+from .packing import PackedCache, columns_in, columns_out, pack_state
 
 _HEAD = re.compile(rb'\{"crc32":(\d{1,10}),"([a-z]+)":')
 _TAIL = b"}\n"
@@ -69,11 +69,15 @@ class _Unsupported(InvalidField):
 
 
 def encode_manifest(manifest: RankManifest) -> bytes:
-    """Return the bytes of a rank's manifest."""
+    """Return the bytes of a rank's manifest.
+
+    Raises:
+        StateError: its plain values are too large to be read back.
+    """
     parts = {
         "objects": objects_out(manifest.objects),
         "tensors": columns_out(manifest.tensors),
-        "state": {name: pack(value) for name, value in manifest.state.items()},
+        "state": pack_state(manifest.state),
     }
     return _seal("manifest", manifest, parts)
 

@@ -11,11 +11,12 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from operator import mul, sub
 from typing import Any
 
+from ....providers.errors import StateError
 from .columns import KEPT, ColumnCache, TensorColumns, TensorForms, TensorRun
 from .entries import InvalidField, parsed, parsed_bytes
 from .manifest import ObjectEntry, TensorEntry
@@ -204,8 +205,41 @@ def _summed(differences: array[int]) -> array[int]:
 
 def pack(value: Any) -> str:
     """Return a JSON value as compressed text."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
+    return _packed(_json(value))
+
+
+def pack_state(trees: Mapping[str, Any], path_of: Callable[[str], str] = str) -> dict[str, str]:
+    """Return encoded values as compressed texts.
+
+    Args:
+        trees: the encoded values, by name.
+        path_of: returns the path of the largest value in a tree, for the error.
+
+    Raises:
+        StateError: `PackedCache` would refuse them.
+    """
+    left, packed = _FREE, {}
+    for name, tree in trees.items():
+        raw = _json(tree)
+        packed[name] = _packed(raw)
+        left += _FOR_EACH * len(packed[name])
+        need = parsed_bytes(raw)
+        if max(need, 2 * len(raw)) > left:
+            raise StateError(
+                f"{path_of(name)} is too large for plain values: {name} has {len(raw) / 2**20:,.0f} MiB of JSON, and to read it a restore "
+                f"would need {need / 2**20:,.0f} MiB of memory, of {left / 2**20:,.0f} that are left; keep it as a tensor or a numpy "
+                "array [SG401]"
+            )
+        left -= need
+    return packed
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _packed(raw: bytes) -> str:
+    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
 
 
 def pack_numbers(code: str, numbers: Iterable[int]) -> str:

@@ -23,7 +23,7 @@ from .frozen import VIEW
 from .looks import unlike_layout
 from .objects import is_array
 from .ownership import Ownership
-from .walk import ATOMS, Way, place, walk
+from .walk import ATOMS, Way, is_plain, place, walk
 
 _SETS, _LISTS, _DICTS = (set,), (list, deque, bytearray), (dict, OrderedDict, defaultdict, Counter)
 
@@ -158,6 +158,8 @@ class Filling:
 
     def _placed(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return the value that belongs at a place, as each of the places of a shared one has it."""
+        if live is NOTHING and is_plain(saved):
+            return saved
         saved, mark = opened(saved)
         if mark in self._placed_as:
             value = self._placed_as[mark]
@@ -255,6 +257,8 @@ class Filling:
 
 def _without_place(saved: Any, live: Any) -> tuple[Way, str] | None:
     """Return the first saved object that no live one can take, with its keys and its class. Dicts say so for each of their keys."""
+    if live is NOTHING and is_plain(saved):
+        return None
     saved, _ = opened(saved)
     if isinstance(saved, SavedObject):
         if live is NOTHING or not objects.fits(saved, live):

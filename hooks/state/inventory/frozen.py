@@ -10,12 +10,14 @@ import copy
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from ....providers.errors import StateError
 from ...checkpoint.format.manifest import bounded
+from ...checkpoint.format.packing import pack_state
 from ...checkpoint.format.values.decoder import decode
 from ...checkpoint.format.values.encoder import FACTORIES, encode
 from ...checkpoint.format.values.meeting import NOTHING, placed
@@ -26,12 +28,14 @@ from ..memory_access import copyable, lack
 from ..sharding.dtensor import is_dtensor
 from .objects import is_array, is_mutable, saved_object
 from .ownership import extent, is_whole, layouts
-from .walk import ATOMS, place, walk
+from .walk import ATOMS, Way, children, place, walk
 
 log = logging.getLogger("spotguard")
 
 _TEXTS = frozenset({str})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+#: Values in one registered value below which it is not weighed when it has grown: 0.9 million rows of two numbers can be saved.
+_MANY, _COUNTED = 500_000, frozenset({dict, list, tuple})
 #: The mark of a tensor or an array that is a part of other memory, which no registered dict has.
 VIEW = "view"
 
@@ -70,7 +74,7 @@ class Forms:
         objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
     """
 
-    __slots__ = ("_known", "_proven", "copies", "devices", "objects", "seen")
+    __slots__ = ("_known", "_proven", "_weighed", "copies", "devices", "held", "objects", "seen")
 
     def __init__(self, *, objects: bool = False) -> None:
         #: The devices of copied tensors; never the host.
@@ -79,6 +83,8 @@ class Forms:
         self.seen: set[Any] = set()
         #: The copies of this boundary; None unless it matters which of the values are one object.
         self.copies: Copies | None = None
+        #: The number of values in the containers of the last copy, and at the last proof.
+        self.held = self._weighed = 0
         #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
         self._proven = -1
         #: The classes of objects that a restore has met at `register`, or a boundary has named.
@@ -107,11 +113,15 @@ class Forms:
 
     def check(self, name: str, frozen: Any) -> None:
         """Prove a part's values again if there are new forms among them. Log once what no save can hold."""
-        if len(self.seen) == self._proven:
+        grown = self.held > max(_MANY, 1.25 * self._weighed)
+        if len(self.seen) == self._proven and not grown:
             return
+        self._weighed = max(self.held, self._weighed)
         if self._proven >= 0:
             try:
-                prove(name, frozen)
+                trees: dict[str, Any] = {}
+                prove(name, frozen, trees)
+                pack_state(trees, lambda _: largest(name, frozen))
             except StateError as error:
                 left_out: list[str] = []
                 encode(frozen, lambda tensor: "", name, left_out)
@@ -170,12 +180,16 @@ def freeze(value: Any, forms: Forms | None = None) -> Any:
 
 def _copied(value: Any, forms: Forms | None) -> Any:
     kind = type(value)
+    if forms is not None and kind in _COUNTED:
+        forms.held += len(value)
     # Most values are numbers in a list or a dict: a call for each of them would cost three times as much.
     if kind is dict:
         if forms is not None:
             forms.keys(value)
         return {k: v if type(v) in ATOMS else freeze(v, forms) for k, v in value.items()}
     if kind is list:
+        if ATOMS.issuperset(map(type, value)):
+            return value[:]
         return [v if type(v) in ATOMS else freeze(v, forms) for v in value]
     if kind is tuple:
         return tuple([v if type(v) in ATOMS else freeze(v, forms) for v in value])
@@ -260,7 +274,7 @@ def _copy(value: torch.Tensor, forms: Forms | None) -> torch.Tensor:
 
 def freeze_of(name: str, value: Any, forms: Forms) -> Any:
     """Do the work of `freeze` for a registered value, whose name is in errors, and check its new forms."""
-    forms.copies = Copies() if forms.objects else None
+    forms.copies, forms.held = Copies() if forms.objects else None, 0
     try:
         frozen = freeze(value, forms)
     except StateError as error:
@@ -273,8 +287,26 @@ def freeze_of(name: str, value: Any, forms: Forms) -> Any:
     return frozen
 
 
-def prove(name: str, tree: Any) -> Any:
+def largest(name: str, tree: Any) -> str:
+    """Return the innermost value of a tree that holds most of what it holds: its path, and how many values are in it."""
+    way: Way = ()
+    while below := [(_count(each), key, each) for key, each in children(tree) if type(each) not in ATOMS]:
+        most, key, each = max(below, key=itemgetter(0))
+        if 2 * most < _count(tree):
+            break
+        way, tree = (*way, key), each
+    return f"{place(name, way)}, with {sum(1 for _ in children(tree)):,} values,"
+
+
+def _count(value: Any) -> int:
+    return 1 + sum(1 if type(each) in ATOMS else _count(each) for _, each in children(value))
+
+
+def prove(name: str, tree: Any, trees: dict[str, Any] | None = None) -> Any:
     """Save a tree and read it back, in memory; return the tree that came back.
+
+    Args:
+        trees: receives the encoded tree under its name.
 
     Raises:
         StateError: the tree that came back differs. The message names the difference and its path.
@@ -285,7 +317,10 @@ def prove(name: str, tree: Any) -> Any:
         kept[f"#{len(kept)}"] = tensor
         return f"#{len(kept) - 1}"
 
-    back = decode(encode(tree, keep, name), kept.__getitem__)
+    encoded = encode(tree, keep, name)
+    if trees is not None:
+        trees[name] = encoded
+    back = decode(encoded, kept.__getitem__)
     if (path := same(tree, back)) != "":
         raise StateError(f"{name}{path} does not survive saving and reading back; leave it out")
     return back

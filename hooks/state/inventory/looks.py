@@ -7,9 +7,10 @@ overlaps has no such order: its outline has strides of 0, and a restore makes it
 
 from __future__ import annotations
 
+import marshal
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,12 +22,19 @@ from ..memory_access import expanded
 from ..sharding.dtensor import is_dtensor
 from ..sharding.fingerprint import crc_of
 from .objects import is_array
-from .walk import Way, children
+from .walk import ATOMS, Way, children, is_plain
 
 #: The look of each value, by its keys.
 Looks = dict[Way, Any]
 #: Classes of containers that an object may exchange for others when it takes its state back.
 _ALIKE: tuple[Any, ...] = (dict, (list, tuple, deque), (set, frozenset))
+
+
+class _PlainLook(NamedTuple):
+    """The look of all that a plain container holds, which is taken apart where it differs from another one."""
+
+    #: Version 2 has no references, which differ between equal values, and all bits of a float.
+    data: bytes
 
 
 def looks(value: Any, *, classes: bool = True) -> Looks:
@@ -39,12 +47,15 @@ def looks(value: Any, *, classes: bool = True) -> Looks:
     return dict(_looks(value, (), classes))
 
 
-def _looks(value: Any, way: Way, classes: bool) -> Iterator[tuple[Way, Any]]:
+def _looks(value: Any, way: Way, classes: bool, whole: bool = True) -> Iterator[tuple[Way, Any]]:
+    if whole and classes and type(value) not in ATOMS and is_plain(value):
+        yield way, _PlainLook(marshal.dumps(value, 2))
+        return
     yield way, UnsavedValue if way and type(way[-1]) is UnsavedValue else _look(value, classes)
     if isinstance(value, (set, frozenset)):
         return  # two equal sets may list their elements in two orders
     for key, each in children(value):
-        yield from _looks(each, (*way, key), classes)
+        yield from _looks(each, (*way, key), classes, whole)
 
 
 def _look(value: Any, classes: bool) -> Any:
@@ -77,6 +88,7 @@ def is_as_read(entry: MergedTensor, live: torch.Tensor) -> bool:
 
 def differing(one: Looks, other: Looks) -> Iterator[Way]:
     """Yield the keys at which two values differ, the outer ones first, but not where no save could hold the first one's."""
+    one, other = _apart(one, other), _apart(other, one)
     unsaved = {way for way, look in one.items() if look is UnsavedValue}
     # Where a key was left out, the live dict has one more.
     lost = {way[:-1] for way in one if way and type(way[-1]) is UnsavedValue}
@@ -85,6 +97,19 @@ def differing(one: Looks, other: Looks) -> Iterator[Way]:
             around = {way[:size] for size in range(len(way) + 1)}
             if not around & unsaved and not (way not in one and around & lost):
                 yield way
+
+
+def _apart(these: Looks, others: Looks) -> Looks:
+    """Return looks with one for each part of a plain container that looks otherwise there."""
+    return {
+        each: part
+        for way, look in these.items()
+        for each, part in (
+            _looks(marshal.loads(look.data), way, True, whole=False)
+            if isinstance(look, _PlainLook) and others.get(way) != look
+            else [(way, look)]
+        )
+    }
 
 
 def memory_like(outline: torch.Tensor, device: Any = "cpu") -> torch.Tensor:

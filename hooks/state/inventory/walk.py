@@ -15,6 +15,10 @@ from .objects import saved_object
 #: Values that nothing can change, and that hold nothing.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 
+#: Values that hold nothing, and are themselves in many forms: what `is_plain` takes.
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_PLAIN_OR_HOLDER = _PLAIN | {dict, list, tuple}
+
 #: Keys on the way from a registered value to one that it holds.
 Way = tuple[Any, ...]
 
@@ -31,6 +35,23 @@ def children(value: Any) -> Iterable[tuple[Any, Any]]:
     return () if found is None else children(found.value)
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether a value is made of numbers, texts, dicts, lists and tuples alone: a million of them are then handled at once.
+
+    A circle ends in a `RecursionError`.
+    """
+    kind = type(value)
+    if kind is dict:
+        if not _PLAIN.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return kind in _PLAIN
+    if _PLAIN.issuperset(map(type, value)):
+        return True
+    return _PLAIN_OR_HOLDER.issuperset(map(type, value)) and all(map(is_plain, value))
+
+
 def walk(value: Any, way: Way = ()) -> Iterator[tuple[Way, Any]]:
     """Yield a value and all that it holds, in order, each with its keys. A circle ends in a `RecursionError`."""
     yield way, value
@@ -42,7 +63,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor inside a value, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    else:
+    elif not is_plain(value):
         for _, each in children(value):
             if type(each) not in ATOMS:
                 yield from tensors_in(each)

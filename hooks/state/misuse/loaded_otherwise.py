@@ -72,7 +72,8 @@ class LoadedOtherwise:
         for part in parts:
             if part is not rng and part.name in self._saved:
                 try:
-                    part.at_boundary()
+                    if not isinstance(part, DictPart):
+                        part.at_boundary()
                 except Exception:  # noqa: BLE001 - any code may run here; the first boundary raises this again, outside the load
                     continue
                 rng.at_boundary()

@@ -9,13 +9,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from spotguard.hooks.checkpoint.format import packing
+from spotguard.hooks.state.inventory import frozen
+from spotguard.hooks.state.inventory.looks import differing, looks
 from spotguard.hooks.state.parts.values import DictPart
+from spotguard.providers.errors import StateError
+from tests.fakes.training import guarded
 
 pytestmark = pytest.mark.torch
 
@@ -95,3 +101,39 @@ def test_a_value_that_changes_into_another_savable_one_is_not_said(
 ) -> None:
     notes: dict[Any, Any] = {"x": 1, "t": torch.zeros(2)}
     assert logged(caplog, notes, lambda: notes.update({key: value})) == []
+
+
+ROWS = [[1, 2] for _ in range(20_000)]
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_FREE", 2**20)
+    monkeypatch.setattr(frozen, "_MANY", 10_000)
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_value_too_large_to_be_read_back_is_refused_at_register_with_its_path_and_size(
+    tmp_path: Path,
+) -> None:
+    said = r"notes.seen, with 20,000 values, is too large .* notes has 0 MiB of JSON.* keep it as a tensor or a numpy array \[SG401\]"
+    with pytest.raises(StateError, match=said), guarded(tmp_path, {"notes": {"seen": ROWS, "few": [1]}}):
+        pass
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_value_that_grows_too_large_is_said_once_at_its_boundary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    notes: dict[str, Any] = {"seen": [], "few": [1]}
+    (line,) = logged(caplog, notes, lambda: notes["seen"].extend(ROWS))
+    assert line.startswith("no save is possible: notes.seen, with 20,000 values, is too large")
+
+
+def test_a_million_plain_values_have_one_look_that_is_taken_apart_where_it_differs() -> None:
+    value = {"rows": [[1, 2.0], (True, "a")], "more": {"x": [None]}}
+    other = {"rows": [[1, 2.0], (1, "a")], "more": {"x": [None]}}
+    assert len(looks({"notes": value, "t": torch.zeros(1)})) == 3
+    assert [*differing(looks(value), looks(other))] == [("rows", 1, 0)]
+    assert [*differing(looks(value), looks({**value, "t": torch.zeros(1)}))] == [("t",)]
+    assert [*differing(looks([0.0]), looks([-0.0]))] == [(0,)]
