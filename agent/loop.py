@@ -383,8 +383,8 @@ class Agent:
 
     def _prepare(self, launch: Launch, supervisor: Supervisor) -> None:
         for gone, meet in launch.moves:
-            if supervisor.move(gone, meet):
-                logger.warning("the rendezvous was on the machine that goes: it is on %s from now on", meet)
+            if line := supervisor.move(gone, meet):
+                logger.warning("%s", line)
         supervisor.hint(launch)
         if self._alerts is not None:
             self._alerts.tell("launch", {})

@@ -183,11 +183,21 @@ class Supervisor:
         """The command's record for the next agent (`proctree.record_of`)."""
         return proctree.record_of(self._pid, self._env)
 
-    def move(self, gone: frozenset[str], meet: str) -> bool:
-        """Have the next `start` meet the job's other machines at `meet`, if it met them on the machine that is gone."""
+    def move(self, gone: frozenset[str], meet: str) -> str:
+        """Have the next `start` meet the job's other machines at `meet`, if it met them on the machine that is gone.
+
+        Returns:
+            What to log; "" if they meet elsewhere.
+        """
+        if host := torchrun.static_on(self._command, self._env, gone):
+            return (
+                f"torchrun's static rendezvous is on {host}, the machine that goes, and cannot move: all wait for a machine with that "
+                "address and node rank 0; use --rdzv-backend c10d with --rdzv-endpoint instead of --master-addr, to continue without it"
+            )
         before = self._command, self._env
         self._command, self._env = torchrun.moved(*before, gone, meet)
-        return before != (self._command, self._env)
+        moved = before != (self._command, self._env)
+        return f"the rendezvous was on the machine that goes: it is on {meet} from now on" if moved else ""
 
     def hint(self, launch: Launch) -> None:
         """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to avoid."""

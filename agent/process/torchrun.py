@@ -28,6 +28,11 @@ _AFTER = 60.0
 #: Options with their shortest abbreviations: `torch.distributed.run` takes each that is unique, with hyphens or with underscores;
 #: and the variables that it reads where an option is not given.
 _ENDPOINT, _MAX_RESTARTS = ("--rdzv-endpoint", "--rdzv-e"), ("--max-restarts", "--max-re")
+_BACKEND, _NODE_RANK = (
+    ("--rdzv-backend", "--rdzv-b"),
+    (("--node-rank", "--nod"), ("--machine-rank", "--machine-r")),
+)
+_MASTER = (("--master-addr", "--master-a"), ("--main-process-ip", "--main-process-i"))
 _ENDPOINT_VARIABLE, _MAX_RESTARTS_VARIABLE = "PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS"
 #: `accelerate launch` runs torchrun's agent in its own process.
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -110,7 +115,7 @@ def moved(
         meet: the new host.
     """
     words, env = list(command), dict(env)
-    if not is_torchrun(words):
+    if not is_torchrun(words) or static_on(words, env, gone):
         return words, env
     for option, at, value in _options(command):
         if _is(option, _ENDPOINT):
@@ -118,6 +123,25 @@ def moved(
     if endpoint := env.get(_ENDPOINT_VARIABLE):
         env[_ENDPOINT_VARIABLE] = _elsewhere(endpoint, gone, meet)
     return words, env
+
+
+def static_on(command: Sequence[str], env: Mapping[str, str], gone: frozenset[str]) -> str:
+    """Return the address of a static rendezvous, if it was on the machine that is gone; "" otherwise.
+
+    Only the node of rank 0 hosts it. No machine that stays has this rank, so the replacement has to come back under the address.
+    """
+    given = [*_options(command)] if is_torchrun(command) else []
+    backends = [value for option, _, value in given if _is(option, _BACKEND)]
+    if not given or [env.get("PET_RDZV_BACKEND") or "static", *backends][-1] != "static":
+        return ""
+    of = [
+        *_MASTER,
+        *([_ENDPOINT] if any(_is(option, rank) for option, *_ in given for rank in _NODE_RANK) else []),
+    ]
+    hosts = [value for option, _, value in given if any(_is(option, each) for each in of)]
+    return next(
+        (host for host in [*hosts, env.get("PET_MASTER_ADDR", "")] if _elsewhere(host, gone, "") != host), ""
+    )
 
 
 def _elsewhere(endpoint: str, gone: frozenset[str], meet: str) -> str:

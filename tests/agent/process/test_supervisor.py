@@ -333,7 +333,7 @@ def test_a_command_that_starts_again_meets_elsewhere(stand: Stand) -> None:
     )
     env = {**os.environ, "PET_RDZV_ENDPOINT": "node1:29400"}
     command = stand.supervise("env", "-u", "NONE", sys.executable, "-c", script, "torchrun", env=env)
-    assert command.move(frozenset({"node1"}), "node2")
+    assert "it is on node2 from now on" in command.move(frozenset({"node1"}), "node2")
     assert not command.move(frozenset({"node1"}), "node2")
     command.start()
     assert stand.report.next() == "node2:29400"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.agent.process import torchrun
-from spotguard.agent.process.torchrun import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, told
+from spotguard.agent.process.torchrun import SHUTDOWN_TIMEOUT, UNSHARED, is_torchrun, moved, static_on, told
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,29 @@ def test_a_rendezvous_in_the_environment_is_moved_too() -> None:
     command, env = ["torchrun", "train.py"], {"PET_RDZV_ENDPOINT": "node1:29400", "OTHER": "node1"}
     assert moved(command, env, GONE, "node2") == (command, {**env, "PET_RDZV_ENDPOINT": "node2:29400"})
     assert moved(["train"], env, GONE, "node2") == (["train"], env)
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "host"),
+    [
+        ("--master-addr node1 --master-port 1", "", "node1"),
+        ("--master_a=10.0.0.1", "static", "10.0.0.1"),
+        ("--rdzv-endpoint node1:1 --node-rank 1", "", "node1:1"),
+        ("--main_process_ip node1 --machine_rank 1", "", "node1"),
+        ("--master-addr head --rdzv-endpoint head:1 --node-rank 1", "", ""),
+        ("--rdzv-backend c10d --master-addr node1 --node-rank 1", "", ""),
+        ("--master-addr node1", "c10d", ""),
+        ("--nnodes 2 train.py --master-addr node1", "", ""),
+    ],
+)
+def test_a_static_rendezvous_on_the_machine_that_goes_is_told_and_not_moved(
+    options: str, backend: str, host: str
+) -> None:
+    """No machine that stays has its node rank, so a moved one would have no host."""
+    command, env = ["torchrun", *options.split()], {"PET_RDZV_BACKEND": backend}
+    assert static_on(command, env, GONE) == host
+    assert not host or moved(command, env, GONE, "node2") == (command, env)
+    assert static_on(["torchrun", "--nnodes=2"], {"PET_MASTER_ADDR": "node1"}, GONE) == "node1"
 
 
 def test_an_address_of_the_new_kind_is_put_into_brackets() -> None:
