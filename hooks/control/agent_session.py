@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...providers.clock import Clock
 from ...providers.errors import UsageError
+from ..arguments.settings import is_under_run
 from ..checkpoint.format.keys import CheckpointName
 from ..commit.plan.damage import FoundDamage
 from ..ipc import interpreter_lock, protocol
@@ -106,6 +107,11 @@ class AgentSession:
     def guarded(self) -> bool:
         """Whether an agent is connected, which may deliver a notice at any moment."""
         return self.client is not None and self.client.guarded
+
+    @property
+    def shows_here(self) -> bool:
+        """Whether the agent shows at this terminal what it is told. One that runs as a service writes to the machine's journal."""
+        return self.guarded and is_under_run()
 
     def forget(self) -> None:
         """Drop the connection in a forked child: it belongs to the parent."""

@@ -50,6 +50,7 @@ class Report:
         keeps: returns whether this rank writes the record, for all ranks.
         history: returns the facts of this attempt for a record (`AttemptHistory`).
         place: returns where the training thread is (`TrainingProgress.look`).
+        shown: returns whether an agent shows at this very terminal what it is told.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Report:
         keeps: Callable[[], bool] = lambda: True,
         history: Callable[[], Mapping[str, Any]] = dict,
         place: Callable[[], ProgressSeen] = ProgressSeen,
+        shown: Callable[[], bool] = lambda: False,
     ) -> None:
         self._put = put
         self._rank = rank
         self._keeps = keeps
         self._history = history
         self._place = place
+        self.shown = shown
         self._run_id = run_id
         self._attempt = attempt
         self._clock = clock
@@ -136,7 +139,7 @@ class Report:
         self._take_stacks_of_peers(preemption)
         _log(
             preemption,
-            logging.INFO,
+            logging.DEBUG if self.shown() else logging.INFO,
             f"step {saved.step} is committed: {saved.nbytes} bytes in {saved.seconds:.1f} s, level {saved.level}, "
             f"at {saved.url}{''.join(f'; {why}' for why in (saved.less, saved.suspect and f'suspect: {saved.suspect}') if why)}",
         )

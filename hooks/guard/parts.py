@@ -183,6 +183,7 @@ class GuardParts:
             keeps=lambda: self.coordinator is None or self.coordinator.speaks,
             history=lambda: {**self.history.of_rank(self.rank), "completed": self.gate.place.completed},
             place=self.progress.look,
+            shown=lambda: self.agent.shows_here,
         )
         self.saver = Saver(
             gate=self.gate,

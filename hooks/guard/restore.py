@@ -54,7 +54,7 @@ def restore(
     parts.startup_messages.restored(
         run_id,
         done.step,
-        guarded=parts.agent.guarded,
+        shown=parts.agent.shows_here,
         attempt=parts.checkpointer.attempt,
         skip=skip,
     )

@@ -19,7 +19,7 @@ from ...providers.clock import Clock
 from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments.settings import Settings, agent_socket, is_under_run
+from ..arguments.settings import Settings, agent_socket
 from ..arguments.speaker import is_set_up
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.entries import record
@@ -295,25 +295,23 @@ class StartupMessages:
         self._url = url
         self._proof = proof
 
-    def restored(self, run_id: str, step: int, *, guarded: bool, attempt: int = 0, skip: int = 0) -> None:
+    def restored(self, run_id: str, step: int, *, shown: bool, attempt: int = 0, skip: int = 0) -> None:
         """Report the step from which training goes on. A run's first attempt also tells whether its code is proven.
 
         Args:
-            guarded: whether an agent has welcomed this process.
+            shown: whether an agent shows at this terminal where training begins.
             skip: the steps whose data the script is to skip.
         """
         if not self._first:
             return
         text = f"resumed from step {step} of run {run_id}" if step else f"run {run_id} begins at step 0"
-        # An agent that runs as a service writes to the machine's journal, which does not show at this terminal.
-        by_run = guarded and is_under_run()
         text = f"{text} in {self._url}"
         if attempt == 1 and not is_exact(self._proof):
             if is_verdict(self._proof):
                 log.warning("this code was proven %s: %s names the cause", self._proof, command())
             else:
                 text = f"{text}; {self._proof}, so type: {command()}"
-        tell(text, aloud=not by_run)
+        tell(text, aloud=not shown)
         if skip:
             log.warning(
                 "values were not finite behind the data of the next %d steps: guard.skip_steps is %d, for the script to skip "
@@ -348,7 +346,7 @@ def tell(text: str, *, aloud: bool = True) -> None:
     Args:
         aloud: False if another process shows the line at this very terminal.
     """
-    log.info("%s", text)
+    log.log(logging.INFO if aloud else logging.DEBUG, "%s", text)
     if aloud and logging.lastResort is not None and _nothing_is_set_up():
         logging.lastResort.handle(
             log.makeRecord(log.name, logging.INFO, __file__, 0, f"spotguard: {text}", (), None)

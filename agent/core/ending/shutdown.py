@@ -80,7 +80,9 @@ class Shutdown:
         elif p.term_at is not None and self._turn.now >= p.term_at and p.all_done:
             p.term_at = None
             p.end(EndState.TERMINATING, "asked to leave, then TERM")
-            self._turn.log("the command did not leave when asked: SIGTERM")
+            # If no machine goes, a command that takes its time is none the worse for it.
+            late = logging.DEBUG if p.stays else logging.INFO
+            self._turn.log("the command did not leave when asked: SIGTERM", late)
             self._term(p)
         else:
             self._once_more(p)

@@ -158,7 +158,8 @@ class ErrorSave:
         elif last is not None:
             outcome += f"; the next start resumes at step {last.step}"
         log.error("%s", outcome)
-        log.error("what to do: %s", failure.of.advice)
+        if not self._report.shown():
+            log.error("what to do: %s", failure.of.advice)
         self._report.record_error(
             {
                 **dataclasses.asdict(failure),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from spotguard.agent.actions import Launch, Log, Tell
 from spotguard.agent.events import Asked
 from spotguard.hooks.ipc.protocol import Bye, Leave, Position, Preempt
+from spotguard.providers.notice import NoticeKind
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 
@@ -118,6 +120,22 @@ def test_a_child_that_does_not_leave_gets_term_and_then_kill_at_the_reserve() ->
     assert story.code == 75
     assert story.outcomes[0].committed is not None
     assert story.outcomes[0].ended == "asked to leave, then TERM, then killed at the reserve"
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"), [(NoticeKind.TERMINATE, logging.INFO), (NoticeKind.RESTART, logging.DEBUG)]
+)
+def test_a_child_that_does_not_leave_is_told_of_only_where_time_is_short(
+    kind: NoticeKind, level: int
+) -> None:
+    story = Story()
+    session = story.opens()
+    story.notice(kind=kind)
+    story.commits(session)
+    story.until(20)
+    assert only(story.signals) == [TERM]
+    said = "the command did not leave when asked: SIGTERM"
+    assert [each.level for _, each in story.log if isinstance(each, Log) and each.text == said] == [level]
 
 
 def test_a_short_window_halves_the_time_to_leave() -> None:

@@ -62,6 +62,21 @@ def test_the_step_that_stands_is_committed_bit_for_bit(tmp_path: Path) -> None:
     assert different(finished(tmp_path, small, 5)[1], expected[5]) == []
 
 
+@pytest.mark.parametrize("shown", [False, True])
+def test_an_error_logs_nothing_that_an_agent_shows_at_this_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool
+) -> None:
+    """Its lines have the commit, and the failure with its advice."""
+    caplog.set_level("INFO", logger="spotguard")
+    job = small()
+    with guarded(tmp_path, job.values) as guard:
+        trained(guard, job)
+        guard._parts.report.shown = lambda: shown
+        ends_with(ValueError("bad"))
+    assert caplog.text.count("what to do:") == caplog.text.count(" bytes in ") == (not shown)
+    assert caplog.text.count("step 3 is committed: the next start resumes there") == 1
+
+
 def test_the_hook_that_was_there_is_called_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(sys, "excepthook", lambda *_: seen.append(saved(tmp_path)))

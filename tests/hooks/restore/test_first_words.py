@@ -20,10 +20,12 @@ from tests.fakes.training import guarded, small
 pytestmark = pytest.mark.torch
 
 BEGINS = """
-import os
+import os, types
 os.environ["SPOTGUARD_PARENT"] = {!r}
+from spotguard.hooks.control.agent_session import AgentSession
 from spotguard.hooks.restore.startup import StartupMessages
-StartupMessages(True, "file:///s").restored("r", 0, guarded={})
+shown = AgentSession.shows_here.fget(types.SimpleNamespace(guarded={}))
+StartupMessages(True, "file:///s").restored("r", 0, shown=shown)
 """
 LINE = "spotguard: run r begins at step 0 in file:///s\n"
 
@@ -70,7 +72,7 @@ def test_the_run_that_training_begins_from_is_named(folder: Path, caplog: pytest
 def test_other_ranks_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="spotguard")
     words = StartupMessages(False, "file:///s")
-    words.restored("r", 3, guarded=False)
+    words.restored("r", 3, shown=False)
     words.finished("r", 3, 3)
     assert caplog.messages == []
 
@@ -102,7 +104,7 @@ def test_code_that_was_proven_inexact_is_a_warning(caplog: pytest.LogCaptureFixt
         ("EXACT over 50 steps", True, 1, 0),
     ):
         caplog.clear()
-        StartupMessages(first, "file:///s", verdict).restored("r", 0, guarded=False, attempt=attempt)
+        StartupMessages(first, "file:///s", verdict).restored("r", 0, shown=False, attempt=attempt)
         warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert warned == [f"this code was proven {verdict}: {command()} names the cause"] * said
 
@@ -110,5 +112,7 @@ def test_code_that_was_proven_inexact_is_a_warning(caplog: pytest.LogCaptureFixt
 def test_run_says_it_at_the_same_terminal_and_a_service_does_not() -> None:
     """A `run` that was killed says nothing any more either."""
     rows = [(True, "r:/s.sock", ""), (False, "r:/s.sock", LINE), (True, "", LINE), (False, "", LINE)]
-    said = printed([BEGINS.format(parent, guarded) for guarded, parent, _ in rows])
-    assert [(*row[:2], line) for row, line in zip(rows, said, strict=True)] == rows
+    logged = "import logging; logging.basicConfig(level=logging.INFO, format='spotguard: %(message)s')"
+    for first in ("", logged):
+        said = printed([first + BEGINS.format(parent, guarded) for guarded, parent, _ in rows])
+        assert [(*row[:2], line) for row, line in zip(rows, said, strict=True)] == rows
