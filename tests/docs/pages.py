@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(
-    r"(?P<notes>(?:^<!-- [^\n]* -->\n+)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"(?P<notes>(?:^ *<!-- [^\n]* -->\n+)*)^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
 )
 _NOTE = re.compile(r"<!-- (not run|file|shared|beside|alone|meanwhile)(?:: (.*?))? -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -71,7 +72,7 @@ def blocks(page: Path) -> list[Block]:
             name,
             text.count("\n", 0, match.start("text")),
             match["language"],
-            match["text"],
+            re.sub(rf"^{match['indent']}", "", match["text"], flags=re.MULTILINE),
             {key: value or "" for key, value in _NOTE.findall(match["notes"])},
         )
         for match in _FENCE.finditer(text)

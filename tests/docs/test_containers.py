@@ -87,7 +87,7 @@ def test_the_two_lines_are_of_this_version() -> None:
 def after(image: str) -> list[str]:
     """What the page of containers says behind that image's name."""
     whole = CONTAINERS.read_text().replace("\\\n", "")
-    (found,) = re.findall(rf"^\$ docker run .* {image} (.*)$", whole, re.MULTILINE)
+    (found,) = re.findall(rf"^ *\$ docker run .* {image} (.*)$", whole, re.MULTILINE)
     return shlex.split(found)
 
 
