@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -41,7 +42,7 @@ from ..ipc.threads import side_by_side
 from ..state.state import State
 from .begin_anew import ReportDamage, unreported
 from .collective import restore_together, see_the_same
-from .proof_file import command, is_exact, is_verdict
+from .proof_file import command, is_exact, is_verdict, versions
 from .restore import CheckpointChoice, Restored, restore, say_what_stays_behind
 from .retrying_store import RetryingStore
 from .saves_in_flight import SavesInFlight
@@ -312,6 +313,7 @@ class StartupMessages:
             else:
                 text = f"{text}; {self._proof}, so type: {command()}"
         tell(text, aloud=not shown)
+        newer_torch(versions().get("torch", ""))
         if skip:
             log.warning(
                 "values were not finite behind the data of the next %d steps: guard.skip_steps is %d, for the script to skip "
@@ -330,6 +332,18 @@ class StartupMessages:
             )
 
 
+def newer_torch(version: str) -> None:
+    """Warn of a torch that is newer than those tested, because spotguard depends on how torch's optimizers keep their state."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers > TESTED_TORCH:
+        log.warning(
+            "torch %s is newer than %d.%d, the newest that spotguard was tested with: prove that your script resumes exactly: %s",
+            version,
+            *TESTED_TORCH,
+            command(),
+        )
+
+
 # Lines that a user at the terminal sees even if the script has set up no logging.
 #
 # Python then shows warnings (`logging.lastResort`), and nothing below. A newcomer saw no message when a run resumed from step
@@ -338,6 +352,9 @@ class StartupMessages:
 # nothing) or a level for `spotguard`, that alone decides.
 
 log = logging.getLogger("spotguard")
+
+#: The newest torch that is tested in each change (docs/reference/compatibility.md).
+TESTED_TORCH = (2, 13)
 
 
 def tell(text: str, *, aloud: bool = True) -> None:

@@ -70,6 +70,18 @@ def test_it_has_the_figures_and_the_attempts() -> None:
     assert len(set(read.ids)) == len(read.ids)
 
 
+def test_the_first_figure_is_goodput() -> None:
+    assert re.findall("<dt>(.*?)</dt>", page_of(RUN))[0] == "goodput (ETTR)"
+
+
+def test_a_ctrl_c_has_the_sign_of_a_good_end_only_if_it_lost_nothing() -> None:
+    for step, sign in ((100, "ended"), (180, "error")):
+        event = EventFact("interrupted", START + 240, "", step, False)
+        cut = replace(FAILED, number=1, events=(event,), checkpoints=(checkpoint(100, 220.0),))
+        drawn = page_of(only(cut)).partition('<ul class="legend">')[0]
+        assert [each for each in ("ended", "error") if f'class="{each}"' in drawn] == [sign]
+
+
 def test_names_and_messages_of_others_are_escaped() -> None:
     event = EventFact("error", START + 240, EVIL, 160, False, id="failure-0001")
     evil = replace(FAILED, number=1, machines=(EVIL,), events=(event,))

@@ -81,6 +81,9 @@ svg .down { fill: var(--shade) } svg .unseen { fill: none; stroke: var(--unseen)
 @media print { body { max-width: none } details { display: block } }
 """
 
+#: Names of figures that a page has room for.
+_TILES = {"ETTR": "goodput (ETTR)"}
+
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -140,7 +143,7 @@ def page(report: RunReport, facts: RunFacts) -> str:
         when=f"{began}Report of {_moment(report.now)}.",
         style=_STYLE,
         figures="".join(
-            f"<div><dt>{html.escape(name)}</dt><dd><strong>{html.escape(figure)}</strong>{html.escape(words)}</dd></div>\n"
+            f"<div><dt>{html.escape(_TILES.get(name, name))}</dt><dd><strong>{html.escape(figure)}</strong>{html.escape(words)}</dd></div>\n"
             for name, figure, words in facts_of(report)
         ),
         notes=notes,

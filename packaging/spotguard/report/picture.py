@@ -145,7 +145,10 @@ def _attempt(
         _mark(drawing, True, x(at - start), y(step))
     if points and line.end:
         at, step = points[-1]
-        _end(drawing, line.end, x(at - start), y(step))
+        # The green dot is of an end that lost nothing.
+        _end(
+            drawing, "error" if line.end == "interrupted" and line.lost else line.end, x(at - start), y(step)
+        )
     elif line.end == "bare" and began is not None:  # no step of it is known
         _end(drawing, "bare", x(began - start), y.start - 5)
 
@@ -180,7 +183,7 @@ def legend() -> list[tuple[str, str]]:
         ("checkpoint", "checkpoint"),
         ("saved", "checkpoint at a notice, an error or a stall"),
         ("notice", "preempted"),
-        ("error", "ended by an error"),
+        ("error", "ended by an error, or by Ctrl-C with steps lost"),
         ("ended", "ended by itself, by Ctrl-C or by a second restore"),
         ("bare", "started, and left neither a checkpoint nor a record"),
         ("down", "no machine trains"),

@@ -11,13 +11,15 @@ pytest.importorskip("torch")
 from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.guard import Guard, parts
 from spotguard.hooks.guard.position import registration
+from spotguard.hooks.restore import startup
 from spotguard.hooks.restore.proof_file import NEVER, command
-from spotguard.hooks.restore.startup import StartupMessages
+from spotguard.hooks.restore.startup import TESTED_TORCH, StartupMessages
 from spotguard.providers.stores.factory import open_store
 from tests.fakes.printed import printed
 from tests.fakes.training import guarded, small
 
 pytestmark = pytest.mark.torch
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
 BEGINS = """
 import os, types
@@ -116,3 +118,21 @@ def test_run_says_it_at_the_same_terminal_and_a_service_does_not() -> None:
     for first in ("", logged):
         said = printed([first + BEGINS.format(parent, guarded) for guarded, parent, _ in rows])
         assert [(*row[:2], line) for row, line in zip(rows, said, strict=True)] == rows
+
+
+def test_a_torch_newer_than_the_tested_ones_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = ".".join(map(str, TESTED_TORCH))
+    assert f"| torch, several ranks | 2.8 and newer | {newest} |" in (DOCS / "compatibility.md").read_text()
+    for version, warns in (
+        (f"{newest}.1", False),
+        ("2.9.1", False),
+        (f"{newest}0.0a0+git", True),
+        ("3.0", True),
+        ("", False),
+    ):
+        caplog.clear()
+        monkeypatch.setattr(startup, "versions", lambda version=version: {"torch": version})
+        StartupMessages(True, "file:///s").restored("r", 0, shown=False)
+        assert (f"torch {version} is newer than {newest}" in caplog.text) == warns
