@@ -74,7 +74,7 @@ class Forms:
         objects: whether a restore has live objects of classes to fill. Otherwise they are refused.
     """
 
-    __slots__ = ("_known", "_proven", "_weighed", "copies", "devices", "held", "objects", "seen")
+    __slots__ = ("_known", "_proven", "_weighed", "copies", "devices", "held", "objects", "restored", "seen")
 
     def __init__(self, *, objects: bool = False) -> None:
         #: The devices of copied tensors; never the host.
@@ -85,6 +85,8 @@ class Forms:
         self.copies: Copies | None = None
         #: The number of values in the containers of the last copy, and at the last proof.
         self.held = self._weighed = 0
+        #: Whether a restore has just filled the values.
+        self.restored = False
         #: The number of forms that a proof has covered. `register` makes the first one, after the first copy.
         self._proven = -1
         #: The classes of objects that a restore has met at `register`, or a boundary has named.
@@ -113,15 +115,16 @@ class Forms:
 
     def check(self, name: str, frozen: Any) -> None:
         """Prove a part's values again if there are new forms among them. Log once what no save can hold."""
-        grown = self.held > max(_MANY, 1.25 * self._weighed)
-        if len(self.seen) == self._proven and not grown:
+        if self.held > max(_MANY, 1.25 * self._weighed):
+            if self._proven >= 0 and not self.restored:  # what comes from a checkpoint could be read
+                self._weigh(name, frozen)
+            self._weighed = self.held
+        self.restored = False
+        if len(self.seen) == self._proven:
             return
-        self._weighed = max(self.held, self._weighed)
         if self._proven >= 0:
             try:
-                trees: dict[str, Any] = {}
-                prove(name, frozen, trees)
-                pack_state(trees, lambda _: largest(name, frozen))
+                prove(name, frozen)
             except StateError as error:
                 left_out: list[str] = []
                 encode(frozen, lambda tensor: "", name, left_out)
@@ -136,6 +139,12 @@ class Forms:
         if self.objects and RecursionError not in self.seen:
             self._say_new_classes(name, frozen)
         self._proven = len(self.seen)
+
+    def _weigh(self, name: str, frozen: Any) -> None:
+        try:
+            pack_state({name: encode(frozen, lambda tensor: "", name, [])}, lambda _: largest(name, frozen))
+        except StateError as error:
+            log.error("no save is possible: %s", error)
 
     def _say_new_classes(self, name: str, frozen: Any) -> None:
         for way, each in walk(frozen):

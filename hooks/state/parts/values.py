@@ -249,6 +249,7 @@ class DictPart(Part):
             raise StateError(f"{self.name} is a dict here and a {type(tree).__name__} in the checkpoint")
 
     def put_back(self, tree: Any) -> None:
+        self.forms.restored = True
         filling = self._filling or self.filling({self.name: tree})
         self._filling = None
         try:
