@@ -16,6 +16,8 @@ from .quiesce import JobCoordinator
 
 #: Seconds between two checks whether the first rank can still call.
 _ALIVE = 5.0
+#: The most calls that are kept for a rank that has not come to their `save()`.
+_AHEAD = 64
 #: Seconds for which a rank that saves by hand waits for the first rank's call: as long as for a collective.
 _CALLED = 600.0
 
@@ -41,8 +43,9 @@ class ManualSaves:
         self._lock = lock
         self._clock = clock
         self._coordinator = coordinator
-        #: Steps that the first rank called for, and that have no `save()` here yet, in order.
-        self._called: deque[tuple[int, SaveRequest]] = deque()
+        #: Steps that the first rank called for, and that have no `save()` here yet, in order. The first rank may be steps ahead of a rank
+        #: that shares no collective with it. A rank that never saves keeps the newest.
+        self._called: deque[tuple[int, SaveRequest]] = deque(maxlen=_AHEAD)
         #: Steps with a `save()` here, and without a call of the first rank yet, in order.
         self._asked: deque[tuple[int, SaveRequest]] = deque()
 
@@ -52,16 +55,17 @@ class ManualSaves:
             job = self._asked.popleft()[1]
         else:
             job = self._make()
-            self._forget(step)
             self._called.append((step, job))
         job.epoch = epoch
         return job
 
     def asked(self, step: int) -> SaveRequest:
         """Return the request for this rank's `save()`: one that it waits for, or one that is done already."""
-        self._forget(step)
-        if self._called and self._called[0][0] == step:
-            return self._called.popleft()[1]
+        if step in [at for at, _ in self._called]:
+            while True:  # this rank has skipped a `save()` that the first rank made, and nobody needs that call
+                at, job = self._called.popleft()
+                if at == step:
+                    return job
         job = self._make()
         self._asked.append((step, job))
         return job
@@ -103,10 +107,9 @@ class ManualSaves:
             job.done.set()
         self._asked = rest
 
-    def _forget(self, step: int) -> None:
-        """Drop the calls for other steps. This rank may skip a `save()` that the first rank makes; nobody needs that call."""
-        while self._called and self._called[0][0] != step:
-            self._called.popleft()
+    def forget_calls(self) -> None:
+        """Forget the calls until now: a restore begins, and the same steps may come again."""
+        self._called.clear()
 
     @staticmethod
     def _see_alive(coordinator: JobCoordinator) -> None:

@@ -394,6 +394,7 @@ class SaveRequests:
         While a notice is active, do nothing: a save that the notice promoted belongs to it, and training is parked.
         """
         with self._lock:
+            self.manual_saves.forget_calls()
             if self._preemption is not None:
                 return
             for job in self._beside:

@@ -45,6 +45,19 @@ def test_each_save_has_a_call_of_its_own(by_hand: ManualSaves) -> None:
     assert by_hand.asked(5) not in (first, second)
 
 
+def test_a_rank_that_falls_behind_finds_each_of_its_calls(by_hand: ManualSaves) -> None:
+    """The first rank shares no collective with it, and has saved two steps meanwhile: it would wait for a call that has come."""
+    calls = [by_hand.called(step, epoch) for epoch, step in enumerate((3, 4, 5), 1)]
+    assert [by_hand.asked(step) for step in (3, 4, 5)] == calls
+
+
+def test_a_restore_forgets_the_calls_for_steps_that_come_again(by_hand: ManualSaves) -> None:
+    by_hand.called(6, epoch=1)
+    by_hand.forget_calls()
+    again = by_hand.called(6, epoch=2)
+    assert by_hand.asked(6) is again
+
+
 def test_a_save_that_was_interrupted_takes_no_call_of_a_later_one(by_hand: ManualSaves) -> None:
     """Ctrl-C: the first rank has not called for it yet, and the script saves again, at this step or at another."""
     interrupted = by_hand.asked(5)
