@@ -78,6 +78,7 @@ class RunRecorder(GuardRecorder):
 
     def restored(self, step: int) -> None:
         self._completed = step
+        self._registered.note_held()
         self._hidden.search()
         self._trace.restored()
         self._write("restored", step=step, iterators=self._trace.early, **self._look())
@@ -173,6 +174,7 @@ class RunRecorder(GuardRecorder):
             "vars": census.values,
             "objects": census.objects,
             "rebound": census.rebound,
+            "held": census.held,
             "frozen": self._registered.frozen(),
             "evaluating": self._registered.evaluating(),
         }

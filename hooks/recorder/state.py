@@ -5,6 +5,7 @@ They are read from the live objects, so that the comparison does not rest on the
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..state.inventory.objects import is_array, saved_object
+from ..state.inventory.objects import attributes, is_array, saved_object
 from ..state.parts.loaders import ResumableLoader
 from . import checksums
 
@@ -39,6 +40,18 @@ class RegisteredObjects:
         self._values = dict(values)
         #: id of an object -> its registered name.
         self.names = {id(value): name for name, value in values.items()}
+        self._held: dict[int, weakref.ref[Any]] = {}
+        self.note_held()
+
+    def note_held(self) -> None:
+        """Note the tensors and arrays that the registered objects hold now."""
+        for value in self._values.values():
+            self._held |= {id(each): weakref.ref(each) for each in _arrays(value)}
+
+    def was_held(self, value: object) -> bool:
+        """Report whether a registered object held `value` when it was noted: a restore may fill it, or put another in its place."""
+        reference = self._held.get(id(value))
+        return reference is not None and reference() is value
 
     def is_replaced(self, name: str, value: object) -> bool:
         """Report whether `value` has the exact type of the object registered as `name`, but is another object."""
@@ -158,6 +171,19 @@ def is_value(value: Any, depth: int = 3) -> bool:
     if isinstance(value, (*checksums.ATOMS, torch.Tensor)):
         return not isinstance(value, nn.Parameter)
     return is_array(value, scalars=True) or checksums.of_generator(value) is not None
+
+
+def _arrays(value: Any, depth: int = 6) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor) or is_array(value):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
+    elif isinstance(value, (Mapping, list, tuple, deque)) and depth:
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(each, depth - 1)
+    elif depth:  # only what the object itself holds: a loader leads to a whole dataset
+        for each in attributes(value).values():
+            yield from _arrays(each, 0)
 
 
 def _taken(tensor: torch.Tensor, small: bool) -> bool:

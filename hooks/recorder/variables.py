@@ -171,6 +171,8 @@ class VariableCensus:
         self.objects: dict[str, str] = {}
         #: Registered names that the script has since bound to another object.
         self.rebound: list[str] = []
+        #: Variables that name what a registered object held at the restore.
+        self.held: list[str] = []
 
     def take(self, frame: types.FrameType | None) -> None:
         """Record the variables of the script's modules and of each of its functions on the stack."""
@@ -213,6 +215,8 @@ class VariableCensus:
         self._met[id(value)] = value
         if isinstance(value, dict) and id(value) in self._registered.names:
             return
+        if self._registered.was_held(value):
+            self.held.append(path)
         if isinstance(value, torch.Tensor):
             self._tensor(path, value)
         elif is_array(value, scalars=True):

@@ -135,6 +135,7 @@ ROWS = [
     ("not-put-back", Evidence(first=None, unrestored=("draws",)), "`draws` does not come back"),
     ("loader", Evidence(first=None, fetched=True, data="anew"), "the loader's batches begin anew"),
     ("batches", Evidence(first=None, data="behind"), "the batches begin anew"),
+    ("alias", Evidence(first=None, aliases=("noise",)), "`noise` names a tensor that was in a registered"),
     (
         "drawn-before-loop",
         Evidence(first=None, moved=("numpy",), moved_by="code"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotguard.prove.compare import Unsteady, batches, differences, unsteady
 from spotguard.prove.record import Record
+from spotguard.prove.stale import aliases, drawn_anew
 from tests.prove.recorded import boundary, record, tensor
 
 NOTHING = Unsteady()
@@ -147,3 +150,19 @@ def test_a_batch_that_is_changed_on_its_way_is_known_as_it_was_fetched() -> None
         boundary(n, turn=[("batch", "", tensor(n + 1)), ("input", "", tensor(n + 70))]) for n in range(4, 8)
     ]
     assert batches(plain, record(boundary(3), *turns), 3) == ("ahead", 1)
+
+
+def test_a_name_that_a_registered_object_has_left_behind_is_no_difference() -> None:
+    """`X = …; progress = {"X": X}`, of which only `progress["X"]` is used: the restore fills what `X` still names."""
+
+    def run(begin: int, held: list[str], shift: int = 0) -> Record:
+        of_step = {n: {"X": tensor(begin), "shadow": tensor(shift + n)} for n in range(begin, 6)}
+        looks = (boundary(n, state={"progress.X": tensor(n)}, variables=of_step[n]) for n in of_step)
+        return record(*(replace(look, held=held) for look in looks))
+
+    assert differences(run(0, ["X"]), run(2, ["X"]), NOTHING) == []
+    assert aliases(run(0, ["X"]), run(2, ["X"]), 2) == ("X",), "training may read it"
+    assert drawn_anew(run(0, ["X"]), run(2, ["X"]), 2, NOTHING) == ()
+    assert [each.name for each in differences(run(0, []), run(2, ["X"]), NOTHING)] == ["X"]
+    changed = differences(run(0, ["shadow", "X"]), run(2, ["shadow", "X"], 50), NOTHING)
+    assert [each.name for each in changed] == ["shadow"], "the script changes it in place"

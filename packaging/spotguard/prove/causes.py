@@ -328,4 +328,10 @@ _RESUMED = (
         "a thread that is started at {names} runs beside training, and what it has done at a boundary is not saved",
         "take what it gives in a fixed order, or draw and compute in the training thread",
     ),
+    Row(
+        "alias",
+        wording.named(lambda facts: facts.aliases),
+        "{names} names a tensor that was in a registered object, and restore() gives it that object's newest value or leaves it out",
+        "if training reads it, read the registered object's own instead, or register a copy",
+    ),
 )

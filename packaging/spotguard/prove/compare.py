@@ -199,10 +199,23 @@ def _kept(plain: Record, other: Record, left_out: Unsteady) -> list[Difference]:
         if (match := _SHAPE.match(text))
         and match[1] in shapes
         and name not in left_out.variables
+        and not (
+            is_alias(plain.looks[first], other.looks[first], name)
+            and plain.looks[last].variables.get(name) == text
+        )
         and differs(first, name)
         and differs(last, name)
         and not is_log(name)
     ]
+
+
+def is_alias(here: BoundaryRecord, there: BoundaryRecord, name: str) -> bool:
+    """Report whether a variable still names what a registered object held at the restore, in both runs.
+
+    A restore fills such a tensor or leaves it behind, so that one that never changes in a run differs although nothing may read
+    it. If training does, a loss or state differs.
+    """
+    return name in here.held and name in there.held
 
 
 def _unlike(here: Mapping[str, str], there: Mapping[str, str]) -> set[str]:

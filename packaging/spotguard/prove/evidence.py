@@ -10,6 +10,7 @@ from .compare import Data, Difference, Unsteady, batches, is_tensor
 from .record import BoundaryRecord, Entry, Record, Trained
 from .stale import (
     Stale,
+    aliases,
     averages,
     changed_before_forward,
     drawn_anew,
@@ -46,6 +47,8 @@ class Evidence:
     modules: tuple[str, ...] = ()
     #: Variables and modules that a resumed run makes of other random numbers.
     drawn_anew: tuple[str, ...] = ()
+    #: Variables that name what a registered object held, and that the restore has given another value.
+    aliases: tuple[str, ...] = ()
     #: Variables that hold copies or averages of the parameters.
     kept: tuple[Stale, ...] = ()
     #: Optimizers whose step comes after the boundary that should close it.
@@ -182,6 +185,7 @@ def of_resumed(
         strangers=_strangers(plain, other, begin),
         modules=_modules(plain, other, begin),
         drawn_anew=drawn_anew(plain, other, begin, left_out),
+        aliases=aliases(plain, other, begin),
         kept=averages(plain, differing),
         behind_boundary=_behind_boundary(plain),
         gathering=_gathering(plain, begin, differing),

@@ -38,6 +38,8 @@ class BoundaryRecord:
     objects: Mapping[str, str] = field(default_factory=dict)
     #: Registered names that the script has bound to other objects.
     rebound: Sequence[str] = ()
+    #: Variables that name a tensor which a registered object held at the restore.
+    held: Sequence[str] = ()
     #: Registered parameters whose `requires_grad` is off.
     frozen: Sequence[str] = ()
     #: Registered modules and their parts that are in evaluation mode.
@@ -178,6 +180,7 @@ def _look(body: Mapping[str, Any]) -> BoundaryRecord:
         opened.get("state", {}),
         body["objects"],
         body["rebound"],
+        body.get("held", ()),
         body.get("frozen", ()),
         body.get("evaluating", ()),
     )

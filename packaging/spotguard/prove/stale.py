@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from .compare import Difference, Unsteady, is_tensor
+from .compare import Difference, Unsteady, is_alias, is_tensor
 from .record import Record
 
 #: What stands before the type of a registered object in a record (`recorder.variables`), and before that of a helper: one whose
@@ -108,7 +108,7 @@ def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> 
     for name, text in here.variables.items():
         constant = name not in left_out.variables and initial.variables.get(name) == text
         # A random text, such as a log's name, does not matter; numbers do.
-        if constant and text.startswith("'"):
+        if constant and (text.startswith("'") or is_alias(here, there, name)):
             continue
         if constant and there.variables.get(name, text) != text:
             names[name] = None
@@ -116,6 +116,18 @@ def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> 
         if initial.items["modules"].get(name) == text != there.items["modules"].get(name, text):
             names[name.rpartition(".")[0] or name] = None
     return tuple(names)
+
+
+def aliases(plain: Record, other: Record, begin: int) -> tuple[str, ...]:
+    """Return variables that name what a registered object held, and that a restore has given another value."""
+    here, there = plain.looks.get(begin), other.looks.get(begin)
+    if here is None or there is None:
+        return ()
+    return tuple(
+        name
+        for name, text in here.variables.items()
+        if is_alias(here, there, name) and there.variables.get(name, text) != text
+    )
 
 
 def registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...]:

@@ -210,6 +210,19 @@ def test_a_registered_name_that_means_another_object_is_told() -> None:
     assert found.rebound == ["notes"], "a wrapper is another type, and holds the model"
 
 
+def test_a_name_of_what_a_registered_object_held_is_told() -> None:
+    x, model, sampler = torch.ones(2), nn.BatchNorm1d(2), Trap()
+    vars(sampler)["last"] = torch.zeros(3)
+    progress = {"batch": [x], "rate": 0.1}
+    registered = RegisteredObjects({"progress": progress, "model": model, "sampler": sampler})
+    given = {"x": x, "mean": model.running_mean, "last": vars(sampler)["last"], "own": torch.ones(2)}
+    progress["batch"], model.running_mean, vars(sampler)["last"] = [x + 1], torch.ones(2), torch.ones(3)
+    made = VariableCensus(CodeOwner("/nowhere"), registered, HiddenModules())
+    made._add_all("", given, watched=True)
+    made._run()
+    assert (made.held, [*made.values]) == (["x", "mean", "last"], [*given])
+
+
 def test_modules_that_no_variable_leads_to_are_found() -> None:
     """They hang in a library's objects, which are not looked into."""
     holder = types.SimpleNamespace(kept=nn.Bilinear(2, 2, 1))
