@@ -151,6 +151,11 @@ class RecordedGuard(Guard):
         return self._gate.place.shut is not type(self._gate.place.shut).OPEN
 
     @property
+    def waits(self) -> bool:
+        """Report whether a save waits for the next boundary."""
+        return self._state.boundary_only != ""
+
+    @property
     def committed(self) -> int:
         """Return the step of this attempt's newest checkpoint; -1 before the first."""
         last = self._checkpointer.last

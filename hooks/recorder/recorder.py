@@ -116,7 +116,9 @@ class RunRecorder(GuardRecorder):
         action, guard = self._plan.action, self._guard
         if self._acted or action is None or guard is None or self._rank != 0:
             return
-        if action.at != place or self._completed < action.step:
+        # A save that waits for a boundary is to be at this one, in front of what follows it: the notice comes a boundary earlier.
+        early = place == "boundary" and action.kind != "kill" and guard.waits
+        if action.at != place or self._completed < action.step - early:
             return
         if action.kind == "kill" and not self._wait(lambda: guard.committed > 0, _PATIENCE):
             return  # try again at the next boundary: a kill before the first checkpoint would prove nothing

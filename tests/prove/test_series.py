@@ -72,6 +72,14 @@ def test_events_around_which_nothing_can_be_tried_are_named() -> None:
     assert series.not_tried(met(evaluation=range(11)), 10) == ["epoch end", "save"]
 
 
+def test_an_event_behind_which_each_life_begins_is_passed_over() -> None:
+    (of,) = series.around_events(met(save=[4, 8]), 10)
+    lives = [life("save", 0, 4), life("save", 4, 5), life("save", 5, 10)]
+    assert series.passed_over(of, lives)
+    assert not series.passed_over(of, [lives[0], life("save", 3, 4), lives[1]])
+    assert not series.passed_over(of, lives[:1]), "another series has ended this one"
+
+
 class Scripted(Runner):
     """Has each life end as it is told to; nothing is started."""
 

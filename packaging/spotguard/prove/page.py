@@ -60,6 +60,8 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
             f"{', '.join(proof.not_tried)}: no step from 2 to {proof.steps - 1} has them{farther}",
             "",
         )
+    if proof.passed_over:
+        yield "not tried", f"{', '.join(proof.passed_over)}: each save came at a boundary behind it", ""
     if proof.unsteady:
         yield "left out", f"{_some(proof.unsteady)}: different in each run by itself", ""
     if proof.not_saved:
@@ -124,7 +126,7 @@ def as_json(proof: Proof, command: Sequence[str]) -> dict[str, Any]:
         "causes": [{"id": each.id, "cause": each.text, "what_to_do": each.mend} for each in proof.causes],
         "shared_files": list(proof.leaks),
         "own_files": list(proof.own_files),
-        "not_tried": list(proof.not_tried),
+        "not_tried": [*proof.not_tried, *proof.passed_over],
         "left_out": list(proof.unsteady),
         "not_saved": list(proof.not_saved),
         "files_differ": list(proof.files_differ),

@@ -98,6 +98,8 @@ class Proof:
     leaks: Sequence[str] = ()
     #: Events around which no preemption could be tried.
     not_tried: Sequence[str] = ()
+    #: Events that no resumed life met: each save came behind the event.
+    passed_over: Sequence[str] = ()
     #: Registered values that differ between undisturbed runs too.
     unsteady: Sequence[str] = ()
     #: Variables that begin anew after a restore, although the run is exact.
@@ -225,10 +227,11 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[
         proof.verdict, proof.differences, proof.where = ProofVerdict.UNSURE, differing, second.name
         proof.causes = causes(evidence.of_undisturbed(*pairs[rank], per_rank[rank], around))
     else:
+        around_events = [*series.around_events(plain[0], steps)]
         disturbed = [
             series.preempted(plain[0], steps, trial.tries),
             series.killed(steps),
-            *series.around_events(plain[0], steps),
+            *around_events,
         ]
         runs = sum(len(each.actions) for each in disturbed)
         seconds = lived.seconds(disturbed, max(first.seconds, second.seconds))
@@ -247,6 +250,9 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[
 
         lived.run(disturbed, judge, fail_fast=trial.fail_fast)
         _explain(lived, proof, plain, left_out, around, judged)
+        proof.passed_over = [
+            each.name for each in around_events if series.passed_over(each, lived.lives[each.name])
+        ]
         proof.files_differ = _files_that_differ(lived)
     every = [life for of in lived.lives.values() for life in of]
     names = dict.fromkeys(life.records[0].said for life in every if life.records)

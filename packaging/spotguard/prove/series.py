@@ -107,6 +107,12 @@ def not_tried(plain: Record, steps: int) -> list[Place]:
     ]
 
 
+def passed_over(of: LifeSeries, lives: Sequence[Life]) -> bool:
+    """Report whether each resumed life of an event's series began behind the event."""
+    before = next(action.step for action in of.actions if action is not None)
+    return len(lives) > 1 and all((life.began or 0) > before for life in lives[1:])
+
+
 def _is_usual(event: Place, plain: Record, steps: int) -> bool:
     return event != "save" and sum(look.has(event) for look in plain.after(1)) > _USUAL * steps
 

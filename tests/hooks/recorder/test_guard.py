@@ -72,6 +72,18 @@ def test_the_plans_store_and_run_hold_and_the_script_ends_in_order(ground: Groun
     _looks(first, second)
 
 
+@pytest.mark.torch
+def test_a_save_that_waits_is_at_the_boundary_in_front_of_the_event(ground: Ground, tmp_path: Path) -> None:
+    """Without an optimizer of torch's, a notice at a boundary would be saved at the next one, behind the event."""
+    pytest.importorskip("torch")
+    text = SCRIPT.format(outside=tmp_path / "outside")
+    (ground.workdir / "train.py").write_text(text.replace(", optimizer=optimizer)", ")"))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    runner = Runner([sys.executable, "train.py"], env, 5, 100.0, tmp_path, SystemClock())
+    first = runner.live(ground, "first", Action("preempt", 2))
+    assert (first.taken, first.last) == (True, 1), "the step that was to be saved is its last"
+
+
 def _looks(first: Life, second: Life) -> None:
     """The first one has asked for another run, the second one has not had to; each has written what it saw."""
     assert (first.records[0].elsewhere, second.records[0].elsewhere) == ("base", "")
