@@ -69,6 +69,31 @@ def test_a_written_file_that_cannot_be_read_is_left_out(
     assert [*written(original, at)] == ["best.pt"]
 
 
+@pytest.mark.torch
+def test_a_saved_file_counts_by_its_values(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def digest(*names: str, last: float = 1.0, **more: object) -> tuple[str, str]:
+        state = {"w": torch.tensor([2.0, last]), "t": torch.eye(2).to_sparse(), "names": names, **more}
+        torch.save(state, at := tmp_path / "out.pt")
+        contents.append(at.read_bytes())
+        return copies._digests(str(at))
+
+    contents: list[bytes] = []
+    shared, fresh = "adam", "".join(["ad", "am"])
+    found = digest(shared, shared)
+    assert digest(shared, fresh) == found, "the pickle refers to a string that it has met"
+    assert contents[0] != contents[1]
+    others = [
+        digest(shared, "sgd"),
+        digest(shared, shared, last=1.0000001),
+        digest(shared, shared, kind=torch.float16),
+        digest(shared, shared, kind=torch.float32),
+        digest(shared, shared, model=torch.nn.Linear(2, 2)),
+    ]
+    assert len({found, *others}) == 6
+
+
 def test_folders_that_are_only_read_are_linked_to(folder: Path, tmp_path: Path) -> None:
     """By their name, because somebody said so, and an environment by what lies in it."""
     (folder / ".git").mkdir()

@@ -10,11 +10,14 @@ import errno
 import fcntl
 import hashlib
 import os
+import pickle
 import shutil
 import stat
+import zipfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any, Self
 
 from spotguard.hooks.arguments.names import STORE_FOLDER
 from spotguard.hooks.restore import proof_file
@@ -184,8 +187,8 @@ def copy(original: Original, to: Path) -> None:
 def written(original: Original, at: Path) -> dict[str, tuple[str, str]]:
     """Return two digests of each file of a copy that is not as in the original, by its path below the copy.
 
-    The second digest is without the lines that a file repeats, unless it is larger than a log. A file that may not be read is
-    left out.
+    Both are of the values of a file of `torch.save`, whose pickle may say the same in other bytes. Else the second digest is
+    without the lines that a file repeats, unless it is larger than a log. A file that may not be read is left out.
     """
     found: dict[str, tuple[str, str]] = {}
     with contextlib.suppress(UsageError):  # a directory that may not be read
@@ -203,11 +206,73 @@ def _is_new(entry: os.DirEntry[str], source: Path) -> bool:
 
 def _digests(path: str) -> tuple[str, str]:
     with open(path, "rb") as file:
+        if (values := _values(file)) is not None:
+            return values, values
+        file.seek(0)
         whole = hashlib.file_digest(file, "sha256").hexdigest()
         if file.tell() > _LOG:
             return whole, whole
         file.seek(0)
         return whole, hashlib.sha256(b"".join(dict.fromkeys(file))).hexdigest()
+
+
+class _Remade:
+    """What a pickle has a class or function make, as what it is made from: no code of that class runs."""
+
+    def __new__(cls, *given: Any) -> Self:
+        made = super().__new__(cls)
+        made.parts = [cls.__name__, given]
+        return made
+
+    parts: list[Any]
+
+    def __setstate__(self, state: Any) -> None:
+        self.parts.append(state)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.parts.append((key, value))
+
+    def append(self, value: Any) -> None:
+        self.parts.append(value)
+
+
+class _Saved(pickle.Unpickler):
+    """The pickle of a file of `torch.save`, with a digest in place of each storage."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
+        super().__init__(archive.open(f"{root}data.pkl"))
+        self._archive, self._root = archive, root
+
+    def find_class(self, module: str, name: str) -> type[_Remade]:
+        return type(f"{module}.{name}", (_Remade,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        _, kind, key, *place = pid
+        with self._archive.open(f"{self._root}data/{key}") as storage:
+            return [kind, *place, hashlib.file_digest(storage, "sha256").hexdigest()]
+
+
+def _values(file: IO[bytes]) -> str | None:
+    """Return a digest of the values in a file of `torch.save`; None for any other file."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            root = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            text = _text(_Saved(archive, root.removesuffix("data.pkl")).load())
+    except Exception:  # noqa: BLE001 - the bytes of another file may raise anything
+        return None
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    if isinstance(value, _Remade):
+        return _text(value.parts)
+    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _copy_file(source: Path, target: Path) -> None:
