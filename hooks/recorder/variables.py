@@ -35,6 +35,8 @@ from .state import RegisteredObjects, is_value, named_tensors, of_optimizer
 REGISTERED = "registered "
 #: Prefix for the type of a helper: one whose `vars()` a registered dict can be, and one that holds more than values.
 PLAIN, OTHER = "plain ", "other "
+#: Prefix for the type of an environment of gymnasium.
+ENVIRONMENT = "environment "
 #: Separator between a function and its variable.
 IN = ": "
 
@@ -346,11 +348,12 @@ class VariableCensus:
         """Yield an object's fields, if its class is the script's or has a state dict, or if it is a loader's iterator."""
         cls = type(value)
         called = self._name(path, value)
-        stateful = callable(getattr(cls, "state_dict", None)) or isinstance(value, DataLoader)
+        environment = _is_environment(cls)
+        stateful = callable(getattr(cls, "state_dict", None)) or isinstance(value, DataLoader) or environment
         if (registered := self._registered.names.get(id(value))) is not None:
             self.objects[path] = f"{registered}: {REGISTERED}{cls.__name__}"
         elif stateful or _is_loaders(cls):
-            self.objects[path] = f"{called}: {cls.__name__}"
+            self.objects[path] = f"{called}: {ENVIRONMENT * environment}{cls.__name__}"
         elif self._code.class_is_users(cls):
             self._helper(path, value, attributes(value))
         if id(value) in self._registered.names and not self._code.class_is_users(cls):
@@ -376,6 +379,14 @@ class VariableCensus:
 def _is_loaders(cls: type) -> bool:
     """Report whether `cls` is a loader's own iterator, whose fields show its progress."""
     return issubclass(cls, dataloader._BaseDataLoaderIter)
+
+
+def _is_environment(cls: type) -> bool:
+    """Report whether `cls` is an environment of gymnasium, or a wrapper of one."""
+    return any(
+        each.__name__ in ("Env", "VectorEnv") and each.__module__.partition(".")[0] in ("gymnasium", "gym")
+        for each in cls.__mro__
+    )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 from spotguard.prove import compare, evidence
 from spotguard.prove.causes import _RESUMED, _UNDISTURBED, Cause, causes
 from spotguard.prove.evidence import Around, Evidence
-from spotguard.prove.record import BoundaryRecord, Entry, Trained
+from spotguard.prove.record import BoundaryRecord, Entry, Record, Trained
 from spotguard.prove.stale import Stale
 from tests.prove.recorded import RECORDS, boundary, record, recorded
 
@@ -135,6 +135,12 @@ ROWS = [
     ("not-put-back", Evidence(first=None, unrestored=("draws",)), "`draws` does not come back"),
     ("loader", Evidence(first=None, fetched=True, data="anew"), "the loader's batches begin anew"),
     ("batches", Evidence(first=None, data="behind"), "the batches begin anew"),
+    ("plain", Evidence(first=None, unlike=("run_num",)), "`run_num` has another value in a resumed run"),
+    (
+        "environment",
+        Evidence(first=None, stale=(Stale("env.env.state", "a", "b", "env", "environment TimeLimit"),)),
+        "environment `env` begins anew",
+    ),
     ("alias", Evidence(first=None, aliases=("noise",)), "`noise` names a tensor that was in a registered"),
     (
         "drawn-before-loop",
@@ -207,6 +213,27 @@ def test_a_loader_of_accelerate_is_registered_with_its_adapter() -> None:
     plain.looks[1] = replace(plain.looks[1], turn=[prepared])
     found = evidence.of_resumed(plain, record(boundary(1), boundary(2)), [], compare.Unsteady(), Around())
     assert found.accelerated
+
+
+def test_a_variable_set_after_the_restore_is_no_cause_and_a_single_value_is_the_last_one() -> None:
+    """`iter_num = guard.restore()`; the number of files in a folder, and an exploration's width that is not registered."""
+
+    def run(begin: int, files: str, width: str) -> Record:
+        given = {"files": files, "width": width}
+        looks = [boundary(begin, variables={"iter_num": str(begin if begin == 0 else 0), **given})]
+        for n in range(begin + 1, 5):
+            at = {"iter_num": str(n - 1), **given, "width": f"{width}{n}"}
+            looks.append(boundary(n, variables={**at, "iter_num": str(n)}, opened=at))
+        return record(*looks)
+
+    plain, other = run(0, "0", "w"), run(2, "1", "v")
+    found = evidence.of_resumed(plain, other, [], compare.Unsteady(), Around())
+    assert ([each.name for each in found.stale], found.unlike, found.drawn_anew) == (
+        ["width"],
+        ("files",),
+        (),
+    )
+    assert [each.id for each in causes(found)] == ["variable", "plain"]
 
 
 @pytest.mark.parametrize(("again", "by"), [(True, "code"), (False, "evaluation")])

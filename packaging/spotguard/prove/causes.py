@@ -219,6 +219,12 @@ _RESUMED = (
         alone=True,
     ),
     Row(
+        "environment",
+        wording.environments,
+        "environment {names} begins anew after a restore: neither its state nor its generator is registered",
+        "register an object that gives its state and takes it back, as in the recipe for reinforcement learning",
+    ),
+    Row(
         "drawn-anew",
         wording.named(lambda facts: facts.drawn_anew),
         "{names} is made of random numbers that nothing seeds, and so of others in a resumed run",
@@ -327,6 +333,12 @@ _RESUMED = (
         wording.named(lambda facts: facts.threads),
         "a thread that is started at {names} runs beside training, and what it has done at a boundary is not saved",
         "take what it gives in a fixed order, or draw and compute in the training thread",
+    ),
+    Row(
+        "plain",
+        wording.named(lambda facts: facts.unlike),
+        "{names} has another value in a resumed run: a random number that nothing seeds, a time, or what lies in a folder",
+        "if training depends on it, compute it from the number of the step, or register it",
     ),
     Row(
         "alias",

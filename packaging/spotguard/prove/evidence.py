@@ -93,7 +93,7 @@ class Evidence:
     unseeded: tuple[str, ...] = ()
     #: Whether the seed was the process id.
     seeded_by_pid: bool = False
-    #: Plain variables that differ from the start of each run on.
+    #: Plain variables that differ from the start of each run on, or of the resumed run.
     unlike: tuple[str, ...] = ()
     #: Places where the script has started threads, as "train.py:12".
     threads: tuple[str, ...] = ()
@@ -185,6 +185,7 @@ def of_resumed(
         strangers=_strangers(plain, other, begin),
         modules=_modules(plain, other, begin),
         drawn_anew=drawn_anew(plain, other, begin, left_out),
+        unlike=drawn_anew(plain, other, begin, left_out, plainly=True),
         aliases=aliases(plain, other, begin),
         kept=averages(plain, differing),
         behind_boundary=_behind_boundary(plain),

@@ -11,8 +11,10 @@ from .record import Record
 
 #: What stands before the type of a registered object in a record (`recorder.variables`), and before that of a helper: one whose
 #: `vars()` a registered dict can be, and one that holds more than values.
-REGISTERED, PLAIN, OTHER = "registered ", "plain ", "other "
+REGISTERED, PLAIN, OTHER, ENVIRONMENT = "registered ", "plain ", "other ", "environment "
 _NUMBER = re.compile(r"-?\d+$")
+#: A generator, or a list of numbers.
+_DRAWN = re.compile(r"generator |\[+-?\d")
 _FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]\d+)?|\d+e[-+]\d+|inf|nan)$")
 
 
@@ -39,6 +41,11 @@ class Stale:
     def is_helpers(self) -> bool:
         """Whether its owner is a helper that has no state dict."""
         return self.kind.startswith((PLAIN, OTHER))
+
+    @property
+    def is_environments(self) -> bool:
+        """Whether its owner is an environment of gymnasium."""
+        return self.kind.startswith(ENVIRONMENT)
 
     @property
     def is_whole(self) -> bool:
@@ -80,7 +87,9 @@ def stale_variables(plain: Record, other: Record, begin: int, left_out: Unsteady
     first = plain.looks.get(1)
     for name, text in here.variables.items():
         mine = there.variables.get(name, text)
-        # Inside restore(), no variable can depend on its return value yet.
+        opened = after.opened_variables.get(name)
+        if opened is not None and opened == later.opened_variables.get(name):
+            continue  # it is set after restore(), as a counter is that begins at what restore() returns
         if mine != text and name not in left_out.variables and initial.variables.get(name, text) != text:
             ranks[name] = (0, Stale(name, text, mine))
     for name, text in after.opened_variables.items():
@@ -96,10 +105,15 @@ def stale_variables(plain: Record, other: Record, begin: int, left_out: Unsteady
     return tuple(_owned(each, owners) for _, each in ranked)
 
 
-def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> tuple[str, ...]:
+def drawn_anew(
+    plain: Record, other: Record, begin: int, left_out: Unsteady, *, plainly: bool = False
+) -> tuple[str, ...]:
     """Return variables and unregistered modules that are constant in a run and differ in the resumed run.
 
     They are made of random numbers that nothing seeds.
+
+    Args:
+        plainly: return the single values instead, which may as well be a time, or a count of files.
     """
     initial, here, there = plain.looks.get(0), plain.looks.get(begin), other.looks.get(begin)
     if initial is None or here is None or there is None:
@@ -110,9 +124,9 @@ def drawn_anew(plain: Record, other: Record, begin: int, left_out: Unsteady) -> 
         # A random text, such as a log's name, does not matter; numbers do.
         if constant and (text.startswith("'") or is_alias(here, there, name)):
             continue
-        if constant and there.variables.get(name, text) != text:
+        if constant and there.variables.get(name, text) != text and plainly is not _is_drawn(text):
             names[name] = None
-    for name, text in here.items["modules"].items():
+    for name, text in here.items["modules"].items() if not plainly else ():
         if initial.items["modules"].get(name) == text != there.items["modules"].get(name, text):
             names[name.rpartition(".")[0] or name] = None
     return tuple(names)
@@ -203,6 +217,10 @@ def _owned(stale: Stale, owners: Mapping[str, str]) -> Stale:
     stateful = [each for each in around if not each[2].startswith((PLAIN, OTHER))]
     owner, _, kind = [*stateful[:1], *around[-1:], ("", "", "")][0]
     return replace(stale, owner=owner, kind=kind)
+
+
+def _is_drawn(text: str) -> bool:
+    return is_tensor(text) or _DRAWN.match(text) is not None
 
 
 def _changes(plain: Record, name: str) -> bool:

@@ -46,7 +46,11 @@ def strangers(facts: Evidence) -> Found:
 def generators(facts: Evidence) -> Found:
     """Return generators that no checkpoint holds; a loader that is to be wrapped brings its own back."""
     of_loader = facts.fetched and not facts.loaders
-    stale = [each for each in facts.stale if each.is_generator and not (of_loader and each.is_loaders)]
+    stale = [
+        each
+        for each in facts.stale
+        if each.is_generator and not (each.is_environments or (of_loader and each.is_loaders))
+    ]
     values = _registered([each.name for each in stale])
     if not values:
         return None
@@ -57,14 +61,19 @@ def objects(facts: Evidence) -> Found:
     """Return objects that can be registered as they are: a scheduler, a sampler."""
     owners: dict[str, Stale] = {}
     for each in facts.stale:
-        if each.is_loaders:
-            continue  # `register` refuses one by itself, and the row of the loader has the remedy
+        if each.is_loaders or each.is_environments:
+            continue  # `register` refuses one by itself, and its own row has the remedy
         if each.owner and not (each.is_helpers or each.is_generator or each.is_left_out):
             owners.setdefault(each.owner, each)
     if not owners:
         return None
     text = "; ".join(_object(name, each) for name, each in [*owners.items()][:3])
     return {"said": text, "arguments": _given(_registered([*owners][:3]))}
+
+
+def environments(facts: Evidence) -> Found:
+    names = dict.fromkeys(each.owner for each in facts.stale if each.is_environments)
+    return {"names": _listed([*names])} if names else None
 
 
 def unwrapped(facts: Evidence) -> bool:

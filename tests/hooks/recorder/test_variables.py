@@ -223,6 +223,15 @@ def test_a_name_of_what_a_registered_object_held_is_told() -> None:
     assert (made.held, [*made.values]) == (["x", "mean", "last"], [*given])
 
 
+def test_an_environment_is_read_into_though_its_class_is_a_librarys() -> None:
+    env = type("Env", (), {"__module__": "gymnasium.core"})
+    inner, outer = type("Pendulum", (env,), {})(), type("TimeLimit", (env,), {})()
+    vars(inner)["state"], vars(outer)["env"], vars(outer)["_elapsed_steps"] = torch.ones(2), inner, 7
+    found = census({"env": outer})
+    assert [*found.values] == ["env._elapsed_steps", "env.env.state"]
+    assert found.objects["env"] == "env: environment TimeLimit"
+
+
 def test_modules_that_no_variable_leads_to_are_found() -> None:
     """They hang in a library's objects, which are not looked into."""
     holder = types.SimpleNamespace(kept=nn.Bilinear(2, 2, 1))
