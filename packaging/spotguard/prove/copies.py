@@ -248,8 +248,11 @@ class _Saved(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         _, kind, key, *place = pid
+        digest = hashlib.sha256()
         with self._archive.open(f"{self._root}data/{key}") as storage:
-            return [kind, *place, hashlib.file_digest(storage, "sha256").hexdigest()]
+            while piece := storage.read(2**20):
+                digest.update(piece)
+        return [kind, *place, digest.hexdigest()]
 
 
 def _values(file: IO[bytes]) -> str | None:
