@@ -48,6 +48,11 @@ class RegisteredObjects:
         for value in self._values.values():
             self._held |= {id(each): weakref.ref(each) for each in _arrays(value)}
 
+    def holder(self, value: object) -> str | None:
+        """Return the name of the registered object that has `value` as an attribute, as a wrapper has its environment."""
+        held = ((name, each) for name, of in self._values.items() for each in attributes(of).values())
+        return next((name for name, each in held if each is value), None)
+
     def was_held(self, value: object) -> bool:
         """Report whether a registered object held `value` when it was noted: a restore may fill it, or put another in its place."""
         reference = self._held.get(id(value))

@@ -350,7 +350,10 @@ class VariableCensus:
         called = self._name(path, value)
         environment = _is_environment(cls)
         stateful = callable(getattr(cls, "state_dict", None)) or isinstance(value, DataLoader) or environment
-        if (registered := self._registered.names.get(id(value))) is not None:
+        registered = self._registered.names.get(id(value))
+        if registered is None and environment:
+            registered = self._registered.holder(value)
+        if registered is not None:
             self.objects[path] = f"{registered}: {REGISTERED}{cls.__name__}"
         elif stateful or _is_loaders(cls):
             self.objects[path] = f"{called}: {ENVIRONMENT * environment}{cls.__name__}"

@@ -230,6 +230,8 @@ def test_an_environment_is_read_into_though_its_class_is_a_librarys() -> None:
     found = census({"env": outer})
     assert [*found.values] == ["env._elapsed_steps", "env.env.state"]
     assert found.objects["env"] == "env: environment TimeLimit"
+    wrapper = types.SimpleNamespace(env=outer)
+    assert census({"env": outer}, world=wrapper).objects["env"] == "world: registered TimeLimit"
 
 
 def test_modules_that_no_variable_leads_to_are_found() -> None:
