@@ -46,7 +46,7 @@ class RegisteredObjects:
     def note_held(self) -> None:
         """Note the tensors and arrays that the registered objects hold now."""
         for value in self._values.values():
-            self._held |= {id(each): weakref.ref(each) for each in _arrays(value)}
+            self._held |= {_memory(each): weakref.ref(each) for each in _arrays(value)}
 
     def holder(self, value: object) -> str | None:
         """Return the name of the registered object that has `value` as an attribute, as a wrapper has its environment."""
@@ -54,9 +54,12 @@ class RegisteredObjects:
         return next((name for name, each in held if each is value), None)
 
     def was_held(self, value: object) -> bool:
-        """Report whether a registered object held `value` when it was noted: a restore may fill it, or put another in its place."""
-        reference = self._held.get(id(value))
-        return reference is not None and reference() is value
+        """Report whether a registered object held `value` when it was noted, or a tensor of the same memory.
+
+        A restore may fill it, or put another in its place.
+        """
+        reference = self._held.get(_memory(value))
+        return reference is not None and (held := reference()) is not None and _memory(held) == _memory(value)
 
     def is_replaced(self, name: str, value: object) -> bool:
         """Report whether `value` has the exact type of the object registered as `name`, but is another object."""
@@ -176,6 +179,10 @@ def is_value(value: Any, depth: int = 3) -> bool:
     if isinstance(value, (*checksums.ATOMS, torch.Tensor)):
         return not isinstance(value, nn.Parameter)
     return is_array(value, scalars=True) or checksums.of_generator(value) is not None
+
+
+def _memory(value: object) -> int:
+    return (checksums.address(value) if isinstance(value, torch.Tensor) else 0) or id(value)
 
 
 def _arrays(value: Any, depth: int = 6) -> Iterator[Any]:

@@ -216,11 +216,12 @@ def test_a_name_of_what_a_registered_object_held_is_told() -> None:
     progress = {"batch": [x], "rate": 0.1}
     registered = RegisteredObjects({"progress": progress, "model": model, "sampler": sampler})
     given = {"x": x, "mean": model.running_mean, "last": vars(sampler)["last"], "own": torch.ones(2)}
+    given["same"] = x.detach()
     progress["batch"], model.running_mean, vars(sampler)["last"] = [x + 1], torch.ones(2), torch.ones(3)
     made = VariableCensus(CodeOwner("/nowhere"), registered, HiddenModules())
     made._add_all("", given, watched=True)
     made._run()
-    assert (made.held, [*made.values]) == (["x", "mean", "last"], [*given])
+    assert (made.held, [*made.values]) == (["x", "mean", "last", "same"], [*given])
 
 
 def test_an_environment_is_read_into_though_its_class_is_a_librarys() -> None:
