@@ -45,6 +45,8 @@ class Cleanup:
         self._overtaken: set[int] = set()
         #: The attempts beside which an older one has committed.
         self._beside: set[int] = set()
+        #: The checkpoint of an earlier attempt that this process has uploaded from this machine's disk.
+        self.brought: CheckpointName | None = None
 
     def overtaken(self, attempt: int) -> bool:
         """Return whether a newer attempt has begun, as far as `prune` saw: two processes train this run."""
@@ -79,7 +81,9 @@ class Cleanup:
                     self._run_id,
                     attempt,
                 )
-            if (other := results[0].beside) is not None and attempt not in self._beside:
+            other = results[0].beside
+            if other not in (None, self.brought) and attempt not in self._beside:
+                assert other is not None
                 self._beside.add(attempt)
                 log.error(
                     "attempt %d of run %s still trains: it has committed step %d since this one, attempt %d, began; end one of "

@@ -292,6 +292,7 @@ class Checkpointer:
         if self._copies.stager is None or (last is not None and last.step >= name.step):
             return None
         started, attempt = self._clock.monotonic(), self.attempt
+        self.cleanup.brought = name
         write_progress = self._copies.bring(whole.manifests[0], scope)
         self._lacks, self._left_out = "", whole.manifests[0].left_out
         saved = self._saved(name, write_progress, started, whole.manifests[0].level)

@@ -80,7 +80,9 @@ def test_an_error_is_restarted_until_the_same_one_comes_at_the_same_step(machine
     for restart, step in enumerate((2, 4), start=1):
         saw(running, "ready")
         running.say(f"error ValueError {step}")
-        running.err.until(f"starting the command again(?: in 1 s)?: it crashed with 1, restart {restart} of 5")
+        running.err.until(
+            f"starting the command again(?: in 1 s)?: it crashed with 1, restart {restart} of 5"
+        )
     saw(running, "ready")
     running.say("error ValueError 4")
     assert running.ended() == 1

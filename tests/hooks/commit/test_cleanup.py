@@ -12,8 +12,10 @@ import pytest
 from spotguard.hooks.checkpoint.attempts import claim_attempt
 from spotguard.hooks.checkpoint.listing import list_checkpoints
 from spotguard.hooks.checkpoint.marker import put_saving
-from spotguard.hooks.checkpoint.retention import plan_pruning
-from spotguard.hooks.commit.cleanup import SmallRequests
+from spotguard.hooks.checkpoint.retention import Keep, plan_pruning
+from spotguard.hooks.commit.cancel_scope import CancelScope
+from spotguard.hooks.commit.cleanup import Cleanup, SmallRequests
+from spotguard.hooks.commit.plan.damage import FoundDamage
 from spotguard.hooks.ipc import protocol
 from spotguard.hooks.save.shard_writer import ShardWriter
 from spotguard.providers.errors import DeniedError, FullError
@@ -181,6 +183,23 @@ def test_an_attempt_says_once_that_an_older_one_has_committed_since_it_began(
             "attempt 1 of run run still trains: it has committed step 9 since this one, attempt 2, began; end one of the two",
         )
     ]
+
+
+def test_a_checkpoint_that_this_machine_had_staged_is_no_second_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has the name of the attempt that had made it, and its upload ends behind this one's claim."""
+    store, save = FakeStore(), Save(world=1)
+    claim_attempt(store, "run", {})
+    attempt = claim_attempt(store, "run", {})
+    store.time = lambda: time.time() + 60
+    save.write(store)
+    with closing(ShardWriter(store, "run")) as writer:
+        for brought, said in ((save.name, False), (None, True)):
+            cleanup = Cleanup("run", writer.uploads, FoundDamage())
+            cleanup.brought = brought
+            cleanup.prune(Keep(3), attempt, CancelScope(ManualClock()))
+            assert ("still trains" in caplog.text) is said
 
 
 @pytest.mark.parametrize("announced", [True, False])

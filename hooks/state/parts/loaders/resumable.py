@@ -25,6 +25,8 @@ _END = object()
 
 #: The loaders with an iterator that lives, by that iterator. `zip` leaves the others where one of them ends.
 _iterated: weakref.WeakKeyDictionary[Any, ResumableLoader] = weakref.WeakKeyDictionary()
+#: The loaders that were restored within a pass, until the first iterator of any loader.
+_waiting: weakref.WeakSet[ResumableLoader] = weakref.WeakSet()
 
 
 class ResumableLoader:
@@ -88,8 +90,10 @@ class ResumableLoader:
         #: The pass under way, or interrupted, and what the next iterator resumes of it.
         self._pass: Pass | None = None
         self._resumes: Pass | None = None
-        #: The generators of the restored step, where it lies within a pass, or once an iterator was made after it.
+        #: The generators of the restored step, once an iterator was made after it.
         self._after: Captured | None = None
+        #: The same before that, where the step lies within a pass, until the script begins a turn.
+        self._restored: Captured | None = None
         #: Whether the script looks at a first batch before a pass. If not, a second iterator begins another pass; None: not known.
         self._looks: bool | None = None
         #: Whether the saved run kept its workers from an earlier pass; None once the next iterator is made.
@@ -130,8 +134,11 @@ class ResumableLoader:
         return self.epoch, 0 if self._pass is None else self._pass.taken
 
     def __iter__(self) -> Iterator[Any]:
+        restored = self._restored
+        for each in [*_waiting]:
+            each.turn_begins()
         if (resumes := self._to_resume()) is not None:
-            return self._resumed(resumes)
+            return self._resumed(resumes, restored)
         this = self._pass
         if this is not None and this.taken and (this.stepped or self._resumes is not None):
             self.epoch += 1  # the loop was left in the middle of a pass
@@ -161,10 +168,14 @@ class ResumableLoader:
         begun = this is not None and resumes is not None and this.taken > resumes.taken
         return None if begun and self._looks is False else resumes
 
-    def _resumed(self, resumes: Pass) -> Iterator[Any]:
-        """The rest of the pass that was interrupted."""
+    def _resumed(self, resumes: Pass, restored: Captured | None) -> Iterator[Any]:
+        """The rest of the pass that was interrupted.
+
+        Args:
+            restored: the generators of the restored step, if nothing but what belongs to no turn can have drawn since.
+        """
         self._own.look()
-        self._after = self._after or self.captured()
+        self._after = self._after or restored or self.captured()
         self.align_workers(resumes.kept)
         self.use.begins()
         self.put_back(resumes.begin)
@@ -320,12 +331,19 @@ class ResumableLoader:
     def before_turn(self) -> None:
         """Note that `guard.steps()` yields for the first time. No turn repeats what the script has drawn until now."""
         first_draws.end()
+        self.turn_begins()
         if self._pass is not None:
             first_draws.decide(self, self._pass, sure=True)
+
+    def turn_begins(self) -> None:
+        """Note that what is drawn from now on belongs to training."""
+        self._restored = None
+        _waiting.discard(self)
 
     def at_boundary(self) -> None:
         """Note that what was taken has trained. The training thread calls it after every step."""
         first_draws.boundary()
+        self.turn_begins()
         if self._pass is not None and self._pass.live:
             self._pass.stepped, self._resumes = True, None
         self.use.boundary()
@@ -364,8 +382,10 @@ class ResumableLoader:
         """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
         self._restores += 1
         self._pass = self._resumes
-        # A script that seeds or validates before each pass does so before a resumed one too, of which no uninterrupted run knows.
-        self._after = self.captured() if self._pass is not None and self._pass.taken else None
+        # A script that seeds or validates before each pass does so before a resumed one too, of which no uninterrupted run knows. Behind
+        # the first iterator, though, training draws.
+        self._restored = self.captured() if self._pass is not None and self._pass.taken else None
+        _waiting.add(self)
         if not self.epoch and self._pass is None:  # from here on all looks are seen
             self._looks = False
         first_draws.forget()

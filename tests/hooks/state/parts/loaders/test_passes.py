@@ -137,7 +137,23 @@ def inner(loop: Loop) -> None:
             loop.learn(x, *b)
 
 
+def made_late(loop: Loop) -> None:
+    """The second loader's iterator is made behind draws of the turn, in some turns alone."""
+    a, b = loop.wrap(shuffled()), loop.wrap(shuffled(28))
+    loop.restore(a=a, b=b)
+    step, held = loop.done, None
+    for _ in range(a.epoch, 3):
+        for x in a:
+            x = x + other()
+            if step % 4 == 0:
+                held = held or iter(b)
+                x = x + next(held)
+            loop.learn(x)
+            step += 1
+
+
 TWO: dict[str, Script] = {
+    "the second is made late": made_late,
     "zip": lambda loop: zipped(loop, shuffled(), shuffled()),
     "zip, the second is longer": lambda loop: zipped(loop, shuffled(), shuffled(28)),
     "a draw between": a_draw_between,
@@ -151,7 +167,7 @@ TWO: dict[str, Script] = {
 }
 
 
-@pytest.mark.parametrize("case", few_fast(TWO, 4))
+@pytest.mark.parametrize("case", few_fast(TWO, 5))
 def test_draws_at_the_beginning_of_a_pass_leave_it_exact(case: str, caplog: pytest.LogCaptureFixture) -> None:
     assert unequal(TWO[case], CUTS) == []
     assert said(caplog) == []
