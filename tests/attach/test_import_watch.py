@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,14 +111,36 @@ def test_the_sitecustomize_of_the_user_runs_behind_ours(folder: Path) -> None:
     assert said(folder, code) == "True True True"
 
 
-def test_a_spawned_child_watches_nothing(folder: Path) -> None:
-    (folder / "child.py").write_text(f"import sys\ndef look():\n    print({IS_WATCHED}, flush=True)\n")
+def test_a_spawned_child_watches_and_says_nothing_at_its_end(folder: Path) -> None:
+    """A rank of `mp.spawn` trains there; a loader's worker never calls a Trainer."""
+    (folder / "child.py").write_text(
+        f"import sys\ndef look():\n    import torch\n    print({IS_WATCHED}, flush=True)\n"
+    )
     code = (
         "import multiprocessing, child\nif __name__ == '__main__':\n    for method in ('spawn', 'forkserver'):\n"
         "        process = multiprocessing.get_context(method).Process(target=child.look)\n"
         "        process.start()\n        process.join()"
     )
-    assert said(folder, code).split() == ["False", "False"]
+    assert said(folder, code).split() == ["True", "True"]
+
+
+def test_modules_of_one_zip_file_are_imported_as_they_were(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+        archive.writestr("transformers/__init__.py", "")
+        archive.writestr("transformers/other.py", "")
+        archive.writestr("transformers/trainer.py", TRAINER)
+    (folder / "transformers" / "trainer.py").unlink()
+    (folder / "transformers").rmdir()
+    code = (
+        "sys.path.insert(0, 'all.zip')\nimport importlib.util\nimportlib.util.find_spec('transformers.trainer')\n"
+        "import transformers.other, transformers.trainer as t\nprint(hasattr(t.Trainer.train, '_spotguard_attaches'))"
+    )
+    assert said(folder, code) == "True"
+
+
+def test_an_import_error_of_the_user_s_sitecustomize_is_shown(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text("import there_is_no_such_module\n")
+    assert "there_is_no_such_module" in python(folder, "").stderr
 
 
 @pytest.mark.parametrize(
@@ -143,7 +166,7 @@ def test_a_process_that_may_have_trained_says_why_nothing_was_attached(
     [
         "import os",
         "import torch, os\nos.environ['RANK'] = '1'",
-        "import torch, types\nsys.modules['torch.distributed.run'] = types",
+        "import torch\nsys.argv[0] = '/usr/bin/torchrun'",
     ],
 )
 def test_a_tool_a_launcher_and_a_later_rank_say_nothing(code: str, folder: Path) -> None:

@@ -16,7 +16,7 @@ _ASKING = """
 import sys, urllib.error, urllib.request
 try:
     request = urllib.request.Request(sys.argv[2], method=sys.argv[1])
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         print(answer.status, answer.read().decode())
 except OSError as error:
     print(0, error)

@@ -119,6 +119,15 @@ def test_a_checkpoint_that_the_script_finds_by_itself_is_not_loaded(machine: Mac
     assert said.count("a new machine lacks them") == 1
 
 
+def test_a_tuner_in_front_of_the_training_is_not_guarded(machine: Machine) -> None:
+    """It trains by the same Trainer, and puts the weights back."""
+    training = Unchanged(machine, "lightning", "tuned")
+    plain = training.plain()
+    said = training.life(None)
+    assert said.count("attached to Trainer of lightning") == 1
+    assert differences(plain, training.cut()) == []
+
+
 def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
     program = [str(environment("transformers")), str(PROGRAMS / "unchanged_trainer.py"), "out", "plain"]
     proved = machine.spotguard("prove", "--attach", "--steps", "8", "--tries", "1", "--", *program)

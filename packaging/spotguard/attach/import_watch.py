@@ -34,13 +34,8 @@ _LOOPS = {
     "torchtitan": "torchtitan",
     "ray.train": "Ray Train",
 }
-#: Words of a command that starts other processes, which train.
-_LAUNCHERS = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands",
-    "deepspeed.launcher",
-)
+#: Beginnings of the module or program of a process that starts others, which train.
+_LAUNCHERS = ("torch.distributed.", "torchrun", "accelerate", "deepspeed", "horovod")
 #: Exit code of a Python that has a framework and no spotguard: a usage error.
 _USAGE = 2
 
@@ -49,8 +44,8 @@ class ImportWatch:
     """Follows imports, and changes the classes of `TRAINERS` behind the import of their modules."""
 
     def __init__(self) -> None:
-        #: Modules that were being imported when this one began to watch.
-        self._unfinished = {name for name in TRAINERS if name in sys.modules}
+        #: Modules that are not followed yet: they may be there already, be being imported, or come by a loader that cannot be followed.
+        self._unfinished = {*TRAINERS}
         self._searching: set[str] = set()
         self._look()
 
@@ -74,36 +69,40 @@ class ImportWatch:
     def _look(self) -> None:
         for name in [*self._unfinished]:
             module = sys.modules.get(name)
-            if module is None or not getattr(module.__spec__, "_initializing", False):
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
                 self._unfinished.discard(name)
-                if module is not None:
-                    follow(module)
+                follow(module)
 
 
 def _followed(spec: ModuleSpec) -> ModuleSpec:
     """Return the spec of a module of `TRAINERS`, whose loader follows it once, and is then as it was."""
     loader: Any = spec.loader
+    execute = getattr(type(loader), "exec_module", None)
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module
-        loader.exec_module(module)
+        assert execute is not None
+        if module.__name__ != spec.name:  # a loader of several modules, as of a zip file
+            execute(loader, module)
+            return
+        vars(loader).pop("exec_module", None)
+        execute(loader, module)
         follow(module)
 
-    if hasattr(loader, "exec_module") and hasattr(
-        loader, "__dict__"
-    ):  # else the exit says that nothing was attached
+    if execute is not None and hasattr(loader, "__dict__"):
         loader.exec_module = exec_module
     return spec
 
 
 def follow(module: ModuleType) -> None:
-    """Have the trainers of this module attach themselves as they begin to train."""
-    name, method, attach = TRAINERS[module.__name__]
-    kind = getattr(module, name, None)
-    train = getattr(kind, method, None)
-    if train is None or hasattr(train, "_spotguard_attaches"):
+    """Have the trainers of this module attach themselves as they begin to train. Never raise, in an import of the script's."""
+    try:
+        name, method, attach = TRAINERS[module.__name__]
+        kind = getattr(module, name)
+        train = getattr(kind, method)
+        if not hasattr(train, "_spotguard_attaches"):
+            setattr(kind, method, _attaching(train, attach))
+    except Exception:  # noqa: BLE001 - another framework of that name: the exit says that nothing was attached
         return
-    setattr(kind, method, _attaching(train, attach))
 
 
 def _attaching(train: Callable[..., Any], attach: str) -> Callable[..., Any]:
@@ -137,24 +136,28 @@ def _trainers(framework: str) -> ModuleType:
 def begin() -> None:
     """Watch this interpreter's imports, once, if it may train below a `spotguard run --attach`. Never raise."""
     try:
-        helper = any("from multiprocessing." in word for word in sys.orig_argv[1:4])
-        if (
-            not os.environ.get(VARIABLE)
-            or helper
-            or any(hasattr(each, "_unfinished") for each in sys.meta_path)
-        ):
+        watched = any(hasattr(each, "_unfinished") for each in sys.meta_path)
+        if not os.environ.get(VARIABLE) or watched:
             return
         sys.meta_path.insert(0, ImportWatch())
-        atexit.register(_say_if_nothing, os.getpid())
+        if not any("from multiprocessing." in word for word in sys.orig_argv[1:4]):
+            atexit.register(_say_if_nothing, os.getpid())
     except Exception:  # noqa: BLE001 - as the docstring says
         return
+
+
+def _is_launcher() -> bool:
+    """Return whether this process starts others, which train. transformers imports accelerate's launcher, so imports do not tell."""
+    name = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "__main__")
+    started = os.path.basename(sys.argv[0]) if name == "__main__" else name
+    return started.startswith(_LAUNCHERS)
 
 
 def _say_if_nothing(pid: int) -> None:
     """Say at the exit of a process that may have trained that nothing was attached in it."""
     if os.getpid() != pid or "torch" not in sys.modules or os.environ.get("RANK", "0") != "0":
         return
-    if "spotguard.hooks.register" in sys.modules or any(name in sys.modules for name in _LAUNCHERS):
+    if "spotguard.hooks.register" in sys.modules or _is_launcher():
         return
     loop = next((words for name, words in _LOOPS.items() if name in sys.modules), "")
     there = next((name for name in TRAINERS if name in sys.modules), "")

@@ -50,10 +50,13 @@ def attach_transformers(
 def attach_lightning(
     trainer: Any, fit: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
 ) -> Arguments:
-    """Attach to a Trainer of Lightning, unless the script has."""
+    """Attach to a Trainer of Lightning, unless the script has, or a Tuner tries out a learning rate or a size of batches."""
     from ..integrations.lightning import SpotguardCallback
 
-    if any(isinstance(each, SpotguardCallback) for each in trainer.callbacks):
+    if any(
+        isinstance(each, SpotguardCallback) or getattr(each, "_early_exit", False)
+        for each in trainer.callbacks
+    ):
         return given, named
     if _argument("ckpt_path", trainer, fit, given, named) in ("last", "best", "hpc"):
         given, named = _without("ckpt_path", trainer, fit, given, named)

@@ -25,6 +25,7 @@ class Module(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.lr = 1e-2  # what a Tuner finds
         self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -54,6 +55,10 @@ trainer = lightning.Trainer(
     accumulate_grad_batches=2,
 )
 loaders = [torch.utils.data.DataLoader(data, 2, shuffle=shuffle) for shuffle in (True, False)]
+if CASE == "tuned":
+    from lightning.pytorch.tuner import Tuner
+
+    Tuner(trainer).lr_find(module, *loaders, num_training=4, early_stop_threshold=None)
 trainer.fit(module, *loaders, ckpt_path="last" if CASE == "last" else None)
 found = {"model": module.state_dict(), "step": trainer.global_step, "rng": torch.get_rng_state()}
 torch.save(found | {"optimizer": trainer.optimizers[0].state_dict()["state"]}, OUT)
