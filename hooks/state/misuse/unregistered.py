@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import gc
-import inspect
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import suppress
-from pathlib import Path
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ..inventory.objects import attributes
@@ -230,7 +226,7 @@ class UnregisteredSchedulers:
         below = {
             id(one) for each in found for held in vars(each).values() for one in (held, *_within(held, 1))
         }
-        found = [each for each in found if id(each) not in below and not _follows_a_number(each)]
+        found = [each for each in found if id(each) not in below]
         if found:
             log.warning(
                 "a scheduler of %s is not registered (%s), so a resumed run begins it anew, unless it follows from the step's number; add "
@@ -257,71 +253,6 @@ class UnregisteredSchedulers:
             holders += gc.get_referrers(*dicts)
         found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
         return [each for each in found.values() if id(getattr(each, "optimizer", None)) in self._names]
-
-
-def _follows_a_number(scheduler: LRScheduler) -> bool:
-    """Return whether the script winds such a scheduler forward by a number that it computes: `last_epoch=done - 1`, or a loop of steps.
-
-    In the first attempt the scheduler is as any other, so only the source can tell. The argument of `SequentialLR` does not wind what
-    it holds.
-    """
-    name = type(scheduler).__name__
-    parameters = [*inspect.signature(type(scheduler)).parameters]
-    place = parameters.index("last_epoch") if "last_epoch" in parameters else len(parameters)
-    nodes = [each for tree in _sources("last_epoch", name) for each in ast.walk(tree)]
-    makers = {name} | {
-        each.name
-        for each in nodes
-        if isinstance(each, ast.FunctionDef) and any(_called(one) == name for one in ast.walk(each))
-    }
-    made = {
-        ast.unparse(target)
-        for each in nodes
-        if isinstance(each, ast.Assign) and _called(each.value) in makers
-        for target in each.targets
-    }
-    for each in nodes:
-        given: list[ast.expr] = []
-        if isinstance(each, ast.For) and isinstance(each.iter, ast.Call) and _called(each.iter) == "range":
-            only: list[Any] = [getattr(one, "value", one) for one in each.body]
-            if [_called(one) for one in only] == ["step"] and ast.unparse(only[0].func.value) in made:
-                given = each.iter.args
-        elif (
-            isinstance(each, ast.Call) and _called(each) in makers and not isinstance(scheduler, SequentialLR)
-        ):
-            given = [one.value for one in each.keywords if one.arg == "last_epoch"]
-            given += each.args[place : place + 1] if _called(each) == name else []
-        # A function hands on its own argument, which is -1 by default.
-        if any(
-            not isinstance(one, (ast.Constant, ast.UnaryOp)) and getattr(one, "id", "") != "last_epoch"
-            for one in given
-        ):
-            return True
-    return False
-
-
-def _called(node: ast.AST) -> str:
-    function = getattr(node, "func", None)
-    name: str = getattr(function, "attr", getattr(function, "id", ""))
-    return name
-
-
-def _sources(*words: str) -> Iterator[ast.Module]:
-    """Yield the files with one of these words, of those that have the functions on the call stack and what they import."""
-    files, frame = set[str](), inspect.currentframe()
-    while frame is not None:
-        files.add(frame.f_code.co_filename)
-        for each in [*frame.f_globals.values()]:
-            if isinstance(each, FunctionType):
-                files.add(each.__code__.co_filename)
-            elif isinstance(each, ModuleType):
-                files.add(getattr(each, "__file__", None) or "")
-        frame = frame.f_back
-    for file in files:
-        with suppress(OSError, ValueError, SyntaxError, RecursionError):  # no file, or not of Python
-            source = Path(file).read_text(encoding="utf-8")
-            if any(word in source for word in words):
-                yield ast.parse(source)
 
 
 def _rates(optimizer: Optimizer) -> list[Any]:
