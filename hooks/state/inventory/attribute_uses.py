@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-#: The keys from an object to a value: names of attributes, constants, `_ITEM` for the one of a loop, and `_SOME` for any other;
-#: `_OLD` behind those of a local name whose attribute has got another object since.
+#: The keys from an object to a value: names of attributes, constants, `_ITEM` for the one of a loop (with the source of what the
+#: loop iterates over, for an index), and `_SOME` for any other; `_OLD` behind those of a local name whose attribute has got another object since.
 _Path = tuple[str, ...]
 _ITEM, _SOME, _OLD = "*", "?", "<"
 
@@ -51,6 +52,7 @@ class Uses:
         changed: those that they change.
         grown: those of them that they do not merely set anew.
         given: what they set anew in an object that they hold, before each use of it, by the keys to that object.
+        taken: what they read there as an earlier turn left it.
     """
 
     def __init__(self, kind: type) -> None:
@@ -59,21 +61,22 @@ class Uses:
         ]
         self.read, self.changed, self.grown = set[str](), set[str](), set[str]()
         self.given: dict[_Path, set[str]] = {}
+        self.taken: dict[_Path, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
         called = set[str]()
         self._sources: dict[tuple[int, str], tuple[str, list[ast.stmt]]] = {}
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
             if ("step" in name or name in ("forward", "__call__")) and name not in called:
                 self.old, self.anew = set[str](), set[str]()
-                self._known: dict[tuple[str, int, frozenset[_Path]], frozenset[_Path]] = {}
+                self._known: dict[tuple[str, int, frozenset[_Path]], frozenset[_Path] | None] = {}
                 with suppress(RecursionError):  # an expression of a thousand terms
                     self.execute(name, 0, frozenset())
                 called |= {each for each, _, _ in self._known}
                 self.read |= self.old
                 self.changed |= self.grown | (self.anew & self.old)
 
-    def execute(self, name: str, first: int, fresh: frozenset[_Path]) -> frozenset[_Path]:
-        """Execute a method, and return what is set anew behind it.
+    def execute(self, name: str, first: int, fresh: frozenset[_Path]) -> frozenset[_Path] | None:
+        """Execute a method, and return what is set anew behind it; None if it always raises.
 
         Args:
             name: its name.
@@ -95,6 +98,10 @@ class Uses:
                         self._known[key] = _Execution(self, at, me, fresh).ended(statements)
                     break
         return self._known[key]
+
+    def has_property(self, name: str) -> bool:
+        found = next((vars(each)[name] for each in self._classes if name in vars(each)), None)
+        return hasattr(found, "__get__") and not callable(found)
 
 
 uses = functools.cache(Uses)
@@ -121,13 +128,14 @@ class _Execution:
         self._breaks: list[list[set[_Path] | None]] = []
         #: What local names stand for, and those that loops give a value.
         self._names: dict[str, _Path] = {me: ()}
-        self._targets = set[str]()
+        self._targets: dict[str, str] = {}
         #: Attributes that the present statement has read as they were, and that it sets.
         self._loads, self._sets = set[str](), set[str]()
 
-    def ended(self, statements: Sequence[ast.stmt]) -> frozenset[_Path]:
+    def ended(self, statements: Sequence[ast.stmt]) -> frozenset[_Path] | None:
         self._run(statements)
-        return frozenset(_all([self._fresh, *self._returns]) or ())
+        end = _all([self._fresh, *self._returns])
+        return None if end is None else frozenset(end)
 
     # --- statements ---
 
@@ -146,14 +154,9 @@ class _Execution:
         iterated = self._begin(node)
         # What changes itself reads nothing, but what moves on to another attribute does.
         sets, loads = self._sets, self._loads - (self._sets if len(self._sets) == 1 else set())
-        inner: Any = node
         if isinstance(node, ast.If):
-            each_item = any(
-                isinstance(name, ast.Name) and name.id in self._targets for name in ast.walk(node.test)
-            )
-            loads -= self._branches(
-                each_item, node.body, node.orelse
-            )  # as in a history that is cut when it is long
+            # As in a history that is cut when it is long.
+            loads -= self._branches(self._chooses(node.test), node.body, node.orelse)
         elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self._breaks.append([])
             self._run(node.body)
@@ -171,12 +174,17 @@ class _Execution:
             self._branches(False, node.body, [])
             self._returns = returns
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            self._run(inner.body)
+            suppresses = any(
+                _name(getattr(each.context_expr, "func", None)) == "suppress" for each in node.items
+            )
+            self._branches(False, node.body, *[[]] * suppresses)
         elif isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
             if isinstance(node, ast.Return):
                 self._returns.append(self._fresh)
             elif not isinstance(node, ast.Raise) and self._breaks:
-                self._breaks[-1].append(self._fresh)
+                left_out = isinstance(node, ast.Break)
+                reached = {each for each in self._fresh or () if not (left_out and _is_item(each))}
+                self._breaks[-1].append(reached)
             self._fresh = None
         self._uses.old |= loads
         return sets, loads
@@ -194,8 +202,16 @@ class _Execution:
             if self._breaks:
                 del self._breaks[-1][left:]
             if self._fresh is not None:
-                self._fresh |= {path for end in ends for path in end or () if _ITEM in path}
+                self._fresh |= {path for end in ends for path in end or () if _is_item(path)}
         return only[0]
+
+    def _chooses(self, test: ast.expr) -> bool:
+        """Return whether a test chooses the same items of a loop in each turn: by their form, and nothing else."""
+        nodes = [*ast.walk(test)]
+        calls = [each.func for each in nodes if isinstance(each, ast.Call)]
+        names = {each.id for each in nodes if isinstance(each, ast.Name) and each not in calls}
+        fixed = all(_name(each) in _FORM | {"isinstance", "hasattr", "len"} for each in calls)
+        return bool(names) and names <= {*self._targets} and fixed
 
     def _begin(self, node: ast.stmt) -> list[_Path]:
         """Execute the expressions of a statement, and return what it iterates over item by item."""
@@ -205,8 +221,9 @@ class _Execution:
             self._visit(node.value)
             if (path := self._path(node.target)) and not self._is_fresh(path):
                 self._uses.grown.add(path[0])
-                self._loads.add(path[0])
+                self._take(path)
                 self._sets.add(path[0])
+            self._forget(_name(node.target))
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             path = self._path(node.value) if node.value and isinstance(targets[-1], ast.Name) else None
@@ -230,9 +247,10 @@ class _Execution:
     def _bind(self, target: ast.expr, values: ast.expr) -> Iterator[_Path]:
         """Give a loop's names what they stand for, and yield what the loop iterates over item by item."""
         names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
-        self._targets.update(names)
+        self._targets |= dict.fromkeys(names, _text(values))
         for name in names:
             self._names.pop(name, None)
+            self._forget(name)
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if isinstance(values, ast.Call):
             function = _name(values.func)
@@ -262,6 +280,7 @@ class _Execution:
             self._call(node)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             self._names.pop(node.id, None)
+            self._forget(node.id)
         elif path := self._path(node):
             for each in ast.walk(node):
                 if isinstance(each, ast.Subscript):
@@ -272,12 +291,15 @@ class _Execution:
                 self._set(path, rebinds=True)
         else:
             before = {*(self._fresh or ())}
-            for each in getattr(node, "generators", ()):
+            outer, generators = ({**self._names}, {**self._targets}), getattr(node, "generators", ())
+            for each in generators:
                 for _ in self._bind(each.target, each.iter):
                     pass
             for each in ast.iter_child_nodes(node):
                 for child in each.ifs if isinstance(each, ast.comprehension) else [each]:
                     self._visit(child)
+            if generators:
+                self._names, self._targets = outer
             if isinstance(node, (ast.BoolOp, ast.IfExp, ast.Lambda)):  # perhaps not executed
                 self._fresh = before
 
@@ -302,6 +324,9 @@ class _Execution:
             self._enter("forward", 0)
         elif receiver and name not in _REFILLING and name not in _FORM:
             self._load(receiver)
+        elif receiver == ():
+            self._enter(name, 0)
+            self._load((name,))
         elif not receiver:
             self._visit(function)
         for out in filled:
@@ -312,7 +337,11 @@ class _Execution:
                     self._visit(each)
 
     def _enter(self, name: str, first: int) -> None:
-        self._fresh = {*self._uses.execute(name, first, frozenset(self._fresh or ()))}
+        before = frozenset(self._fresh or ())
+        end = self._uses.execute(name, first, before)
+        self._fresh = None if end is None else {*end}
+        for path in (end or before) - before:
+            self._outdate(path)
 
     def _path(self, node: ast.AST | None) -> _Path | None:
         """Return the keys from the object to what an expression stands for; None if it does not begin with the object."""
@@ -332,27 +361,49 @@ class _Execution:
             return "" if index.value is ... else repr(index.value)
         if isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step):
             return ""
-        return _ITEM if isinstance(index, ast.Name) and index.id in self._targets else _SOME
+        return self._targets.get(index.id, _SOME) if isinstance(index, ast.Name) else _SOME
 
     def _is_fresh(self, path: _Path) -> bool:
         return path[-1] != _OLD and any(path[:end] in (self._fresh or ()) for end in range(1, len(path) + 1))
 
     def _load(self, path: _Path) -> None:
-        self._enter(path[0], 0)
+        if self._uses.has_property(path[0]):
+            self._enter(path[0], 0)
+        else:  # a method that is handed on: perhaps called
+            self._uses.execute(path[0], 0, frozenset(self._fresh or ()))
         given = {each[-1] for each in self._fresh or () if len(each) > 1 and each[:-1] == path}
-        self._uses.given[path] = given & self._uses.given.get(path, given)
+        place = _place(path)
+        self._uses.given[place] = given & self._uses.given.get(place, given)
         if not self._is_fresh(path) and _FORM.isdisjoint(path[1:]):
-            self._loads.add(path[0])
+            self._take(path)
+
+    def _take(self, path: _Path) -> None:
+        """Note a read of what an earlier turn left."""
+        self._loads.add(path[0])
+        for end in range(1, len(path)):
+            self._uses.taken.setdefault(_place(path[:end]), set()).add(path[end])
+
+    def _forget(self, name: str) -> None:
+        """Drop what loops have set by an index over something that depends on this name."""
+        self._fresh = self._fresh and {
+            path for path in self._fresh if not any(name in _words(key) for key in path if key[0] == _ITEM)
+        }
+
+    def _outdate(self, path: _Path) -> None:
+        """Note that local names stand for what an attribute was before."""
+        old = {name: each for name, each in self._names.items() if each[: len(path)] == path}
+        self._names |= {name: (*each, _OLD) for name, each in old.items()}
 
     def _set(self, path: _Path, rebinds: bool) -> None:
         """Note that a value is another one: another object, if it `rebinds`."""
         if rebinds:
             self._sets.add(path[0])
+            if len(path) == 1:
+                self._forget(path[0])
         if self._is_fresh(path) or self._fresh is None:
             return
         if rebinds:
-            old = {name: each for name, each in self._names.items() if each[: len(path)] == path}
-            self._names |= {name: (*each, _OLD) for name, each in old.items()}
+            self._outdate(path)
         if path[0] in self._loads:
             self._uses.grown.add(path[0])
         else:
@@ -365,6 +416,27 @@ def _all(ends: Iterable[set[_Path] | None]) -> set[_Path] | None:
     """Return what is set anew at each of these ends that is reached; None if none is."""
     reached = [each for each in ends if each is not None]
     return set.intersection(*reached) if reached else None
+
+
+def _is_item(path: _Path) -> bool:
+    return any(key[0] == _ITEM for key in path)
+
+
+def _place(path: _Path) -> _Path:
+    """Return the keys to an object with `_ITEM` for each item."""
+    return tuple(_ITEM if key[0] in (_ITEM, _SOME) or key.isdigit() else key for key in path)
+
+
+def _text(values: ast.expr) -> str:
+    """Return the key for an index over these values: the same for another loop only if that certainly has the same indices."""
+    calls = (_name(each.func) for each in ast.walk(values) if isinstance(each, ast.Call))
+    place = "" if {*calls} <= {"range", "len", "enumerate"} else f" {values.lineno} {values.col_offset}"
+    return f"{_ITEM}{ast.unparse(values)}{place}"
+
+
+@functools.cache
+def _words(key: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", key))
 
 
 def _refills(name: str, module: str) -> bool:

@@ -171,12 +171,15 @@ def _declares(kind: type[nn.Module]) -> bool:
 def _is_given(each: Attribute) -> bool:
     """Return whether a module above sets the attribute before each use of its owner, by name or as an item of a list."""
     names = each.prefix.split(".") if each.prefix else []
+    given = False
     for at in range(len(names)):
         holder: Any = each.root.get_submodule(".".join(names[:at]))
         keys = tuple("*" if name.isdigit() else name for name in names[at:])
-        if each.key in uses(holder.__class__).given.get(keys, ()):
-            return True
-    return False
+        above = uses(holder.__class__)
+        if each.key in above.taken.get(keys, ()):
+            return False
+        given |= each.key in above.given.get(keys, ())
+    return given
 
 
 def _around(name: str, owner: object) -> Iterator[Attribute]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,17 @@ class RefilledWithSome(RefilledItems):
         return sum(kept for kept, weight in zip(self.kept[:2], self.parameters(), strict=False))
 
 
+class MaskedUnlessItRaises(Masked):
+    def fail(self) -> None:
+        raise ValueError
+
+    def factor(self) -> Any:
+        self.draw()
+        if len(self.kept) != 4:
+            self.fail()
+        return self.kept
+
+
 class Masking(Masked):
     def factor(self) -> Any:
         return self.kept
@@ -313,6 +325,22 @@ class GivenLate(Given):
         factor = self.below(self.weight.detach())
         self.below.kept = torch.rand(4)
         return factor
+
+
+class GivenFromBefore(Given):
+    def factor(self) -> Any:
+        before = self.below.kept * 0.9
+        self.below.kept = before + torch.rand(4)
+        return self.below(self.weight.detach())
+
+
+class GivenItemsFromBefore(Given):
+    def factor(self) -> Any:
+        for at in range(2):
+            before = self.several[at].kept * 0.9
+            self.several[at].kept = before + torch.rand(4)
+            self.several[at](self.weight.detach())
+        return 1.0
 
 
 class MaskedAtTimes(Masked):
@@ -382,6 +410,68 @@ class RefilledAtTimes(RefilledItems):
         return self.kept[0]
 
 
+class RefilledHereAndThere(RefilledItems):
+    def factor(self) -> Any:
+        for at in torch.randperm(3)[:1].tolist():
+            self.kept[at] = self.drawn()
+        return sum(self.kept[at] for at in range(2))
+
+
+class RefilledInOnePlace(RefilledItems):
+    def factor(self) -> Any:
+        chosen = int(torch.randint(2, ()))
+        for at, _ in enumerate(self.kept):
+            if at == chosen:
+                self.kept[at] = self.drawn()
+        return sum(each for each in self.kept if each.numel() == 4)
+
+
+class RefilledUpToOne(RefilledItems):
+    def factor(self) -> Any:
+        for at in range(2):
+            self.kept[at] = self.drawn()
+            if self.kept[at].any():
+                break
+        return sum(self.kept[at] for at in range(2))
+
+
+class RefilledUpToAnother(RefilledItems):
+    def factor(self) -> Any:
+        most = int(torch.randint(1, 3, ()))
+        for at in range(most):
+            self.kept[at] = self.drawn()
+        most = 2
+        return sum(self.kept[at] for at in range(most))
+
+
+class MaskedByHandedOn(MaskedBehindIt):
+    def factor(self) -> Any:
+        self.callbacks = [self.draw]
+        return super().factor()
+
+
+class MaskedByPrevious(MaskedBehindIt):
+    def factor(self) -> Any:
+        mask = self.kept
+        self.kept = self.drawn()
+        return len([mask for mask in range(3)]) * mask  # noqa: C416
+
+
+class MaskedBehindMethod(Masked):
+    def factor(self) -> Any:
+        mask = self.kept
+        self.draw()
+        return mask
+
+
+class MaskedUnlessSuppressed(Masked):
+    def draw(self) -> None:
+        with suppress(ValueError):
+            if not self.training:
+                raise ValueError
+            self.kept = self.drawn()
+
+
 SCRATCH = [
     Masked,
     MaskedByBranches,
@@ -393,6 +483,7 @@ SCRATCH = [
     RefilledArray,
     RefilledItems,
     RefilledWithSome,
+    MaskedUnlessItRaises,
     Given,
 ]
 STATE = [
@@ -406,7 +497,17 @@ STATE = [
     AveragingInto,
     AveragingItems,
     RefilledAtTimes,
+    RefilledHereAndThere,
+    RefilledInOnePlace,
+    RefilledUpToOne,
+    RefilledUpToAnother,
+    MaskedByHandedOn,
+    MaskedByPrevious,
+    MaskedBehindMethod,
+    MaskedUnlessSuppressed,
     GivenLate,
+    GivenFromBefore,
+    GivenItemsFromBefore,
 ]
 
 
@@ -428,7 +529,7 @@ def named(folder: Path, caplog: pytest.LogCaptureFixture, model: nn.Module, **mo
             model(torch.rand(4)).sum().backward()
             optimizer.step()
             guard.step()
-    return [each.partition(" changes ")[0] for each in caplog.messages if "[SG425]" in each]
+    return [each.partition(" ")[0] for each in caplog.messages if "[SG425]" in each]
 
 
 @pytest.mark.parametrize("kind", [Scaled, InDict, InArray, InTensors])
