@@ -8,40 +8,26 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
-import re
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
-#: The keys from an object to a value: names of attributes, constants, `_ITEM` for the one of a loop (with the source of what the
-#: loop iterates over, for an index), and `_SOME` for any other; `_OLD` behind those of a local name whose attribute has got another object since.
-_Path = tuple[str, ...]
-_ITEM, _SOME, _OLD = "*", "?", "<"
-
-#: Calls that only show what they are given.
-_SHOWING = frozenset({"print", "log", "debug", "info", "warning", "write", "add_scalar", "set_postfix"})
-#: Methods that give a tensor, an array or a container other values as a whole.
-_REFILLING = frozenset({"copy_", "fill_", "zero_", "fill", "clear", "copyto"}) | {
-    f"{each}_"
-    for each in (
-        "normal",
-        "uniform",
-        "bernoulli",
-        "random",
-        "exponential",
-        "geometric",
-        "log_normal",
-        "cauchy",
-    )
-}
-#: Modules whose functions refill their first argument, if they have one of these names.
-_MODULES = frozenset({"torch", "np", "numpy", "init"})
-#: Attributes and methods that tell nothing of the values.
-_FORM = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel", "requires_grad"}) | {
-    f"new_{each}" for each in ("zeros", "ones", "empty", "full")
-}
+from .attribute_words import (
+    FORM,
+    ITEM,
+    MODULES,
+    OLD,
+    REFILLING,
+    SOME,
+    Keys,
+    is_item,
+    last_name,
+    loop_key,
+    place_of,
+    refills,
+    shows,
+    source_of,
+    words_of,
+)
 
 
 class Uses:
@@ -60,22 +46,22 @@ class Uses:
             each for each in kind.__mro__ if not each.__module__.startswith(("torch.", "builtins"))
         ]
         self.read, self.changed, self.grown = set[str](), set[str](), set[str]()
-        self.given: dict[_Path, set[str]] = {}
-        self.taken: dict[_Path, set[str]] = {}
+        self.given: dict[Keys, set[str]] = {}
+        self.taken: dict[Keys, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
         called = set[str]()
         self._sources: dict[tuple[int, str], tuple[str, list[ast.stmt]]] = {}
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
             if ("step" in name or name in ("forward", "__call__")) and name not in called:
                 self.old, self.anew = set[str](), set[str]()
-                self._known: dict[tuple[str, int, frozenset[_Path]], frozenset[_Path] | None] = {}
+                self._known: dict[tuple[str, int, frozenset[Keys]], frozenset[Keys] | None] = {}
                 with suppress(RecursionError):  # an expression of a thousand terms
                     self.execute(name, 0, frozenset())
                 called |= {each for each, _, _ in self._known}
                 self.read |= self.old
                 self.changed |= self.grown | (self.anew & self.old)
 
-    def execute(self, name: str, first: int, fresh: frozenset[_Path]) -> frozenset[_Path] | None:
+    def execute(self, name: str, first: int, fresh: frozenset[Keys]) -> frozenset[Keys] | None:
         """Execute a method, and return what is set anew behind it; None if it always raises.
 
         Args:
@@ -89,7 +75,7 @@ class Uses:
             for at, each in enumerate(self._classes):
                 if at >= first and name in vars(each):
                     if (at, name) not in self._sources:
-                        self._sources[at, name] = _source(vars(each)[name])
+                        self._sources[at, name] = source_of(vars(each)[name])
                     me, statements = self._sources[at, name]
                     if statements:
                         self.old.add(
@@ -101,38 +87,29 @@ class Uses:
 
     def has_property(self, name: str) -> bool:
         found = next((vars(each)[name] for each in self._classes if name in vars(each)), None)
-        return hasattr(found, "__get__") and not callable(found)
+        return hasattr(type(found), "__get__") and not callable(found)
 
 
 uses = functools.cache(Uses)
 
 
-def _source(method: Any) -> tuple[str, list[ast.stmt]]:
-    """Return the name of a method's object in its source, and its statements; none if there is no source."""
-    with suppress(Exception):  # code that a notebook or `exec` has made
-        for each in ast.parse(textwrap.dedent(inspect.getsource(getattr(method, "fget", method)))).body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
-                return each.args.args[0].arg, each.body
-    return "", []
-
-
 class _Execution:
     """One execution of a method of the class at `at`, on the object `me`."""
 
-    def __init__(self, uses: Uses, at: int, me: str, fresh: Iterable[_Path]) -> None:
+    def __init__(self, uses: Uses, at: int, me: str, fresh: Iterable[Keys]) -> None:
         self._uses, self._at = uses, at
         #: What is set anew so far; None behind a `return` or a `break`.
-        self._fresh: set[_Path] | None = {*fresh}
+        self._fresh: set[Keys] | None = {*fresh}
         #: The same where the method, and each loop that runs, ends otherwise than at its last statement.
-        self._returns: list[set[_Path] | None] = []
-        self._breaks: list[list[set[_Path] | None]] = []
+        self._returns: list[set[Keys] | None] = []
+        self._breaks: list[list[set[Keys] | None]] = []
         #: What local names stand for, and those that loops give a value.
-        self._names: dict[str, _Path] = {me: ()}
+        self._names: dict[str, Keys] = {me: ()}
         self._targets: dict[str, str] = {}
         #: Attributes that the present statement has read as they were, and that it sets.
         self._loads, self._sets = set[str](), set[str]()
 
-    def ended(self, statements: Sequence[ast.stmt]) -> frozenset[_Path] | None:
+    def ended(self, statements: Sequence[ast.stmt]) -> frozenset[Keys] | None:
         self._run(statements)
         end = _all([self._fresh, *self._returns])
         return None if end is None else frozenset(end)
@@ -143,7 +120,7 @@ class _Execution:
         """Execute statements, and return what they set if they read nothing else."""
         sets, reads = set[str](), False
         for each in statements:
-            if self._fresh is not None and not _shows(each):
+            if self._fresh is not None and not shows(each):
                 own, others = self._execute(each)
                 sets, reads = sets | own, reads or bool(others)
         return set() if reads else sets
@@ -162,7 +139,7 @@ class _Execution:
             self._run(node.body)
             self._fresh = _all([self._fresh, *self._breaks.pop()])
             if self._fresh is not None:
-                self._fresh |= {path for path in iterated if (*path, _ITEM) in self._fresh}
+                self._fresh |= {path for path in iterated if (*path, ITEM) in self._fresh}
             self._run(node.orelse)
         elif isinstance(node, ast.Match):
             self._branches(False, *(each.body for each in node.cases), [])
@@ -175,7 +152,7 @@ class _Execution:
             self._returns = returns
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             suppresses = any(
-                _name(getattr(each.context_expr, "func", None)) == "suppress" for each in node.items
+                last_name(getattr(each.context_expr, "func", None)) == "suppress" for each in node.items
             )
             self._branches(False, node.body, *[[]] * suppresses)
         elif isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
@@ -183,7 +160,7 @@ class _Execution:
                 self._returns.append(self._fresh)
             elif not isinstance(node, ast.Raise) and self._breaks:
                 left_out = isinstance(node, ast.Break)
-                reached = {each for each in self._fresh or () if not (left_out and _is_item(each))}
+                reached = {each for each in self._fresh or () if not (left_out and is_item(each))}
                 self._breaks[-1].append(reached)
             self._fresh = None
         self._uses.old |= loads
@@ -191,7 +168,7 @@ class _Execution:
 
     def _branches(self, each_item: bool, *branches: Iterable[ast.stmt]) -> set[str]:
         """Execute branches of which one runs, or another one for each item of a loop; return what the first sets, if it reads nothing else."""
-        before, ends, only = self._fresh or set(), list[set[_Path] | None](), list[set[str]]()
+        before, ends, only = self._fresh or set(), list[set[Keys] | None](), list[set[str]]()
         left = len(self._breaks[-1]) if self._breaks else 0
         for each in branches:
             self._fresh = {*before}
@@ -202,7 +179,7 @@ class _Execution:
             if self._breaks:
                 del self._breaks[-1][left:]
             if self._fresh is not None:
-                self._fresh |= {path for end in ends for path in end or () if _is_item(path)}
+                self._fresh |= {path for end in ends for path in end or () if is_item(path)}
         return only[0]
 
     def _chooses(self, test: ast.expr) -> bool:
@@ -210,10 +187,10 @@ class _Execution:
         nodes = [*ast.walk(test)]
         calls = [each.func for each in nodes if isinstance(each, ast.Call)]
         names = {each.id for each in nodes if isinstance(each, ast.Name) and each not in calls}
-        fixed = all(_name(each) in _FORM | {"isinstance", "hasattr", "len"} for each in calls)
+        fixed = all(last_name(each) in FORM | {"isinstance", "hasattr", "len"} for each in calls)
         return bool(names) and names <= {*self._targets} and fixed
 
-    def _begin(self, node: ast.stmt) -> list[_Path]:
+    def _begin(self, node: ast.stmt) -> list[Keys]:
         """Execute the expressions of a statement, and return what it iterates over item by item."""
         if isinstance(node, (ast.For, ast.AsyncFor)):
             return [*self._bind(node.target, node.iter)]
@@ -223,7 +200,7 @@ class _Execution:
                 self._uses.grown.add(path[0])
                 self._take(path)
                 self._sets.add(path[0])
-            self._forget(_name(node.target))
+            self._forget(last_name(node.target))
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             path = self._path(node.value) if node.value and isinstance(targets[-1], ast.Name) else None
@@ -244,16 +221,16 @@ class _Execution:
                 self._uses.grown |= {path[0]} & self._loads
         return []
 
-    def _bind(self, target: ast.expr, values: ast.expr) -> Iterator[_Path]:
+    def _bind(self, target: ast.expr, values: ast.expr) -> Iterator[Keys]:
         """Give a loop's names what they stand for, and yield what the loop iterates over item by item."""
         names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
-        self._targets |= dict.fromkeys(names, _text(values))
+        self._targets |= dict.fromkeys(names, loop_key(values))
         for name in names:
             self._names.pop(name, None)
             self._forget(name)
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if isinstance(values, ast.Call):
-            function = _name(values.func)
+            function = last_name(values.func)
             if function == "zip" and len(parts) == len(values.args):
                 for part, each in zip(parts, values.args, strict=True):
                     yield from self._bind(part, each)
@@ -266,11 +243,11 @@ class _Execution:
                 yield from self._bind(parts[1] if pairs else target, values.func.value)
                 return
         path = self._path(values)
-        if not path or _SOME in path:
+        if not path or SOME in path:
             self._visit(values)
             return
         for name in names:
-            self._names[name] = (*path, _ITEM) if isinstance(target, ast.Name) else (*path, _ITEM, _SOME)
+            self._names[name] = (*path, ITEM) if isinstance(target, ast.Name) else (*path, ITEM, SOME)
         yield path
 
     # --- expressions ---
@@ -304,25 +281,27 @@ class _Execution:
                 self._fresh = before
 
     def _call(self, node: ast.Call) -> None:
-        name, function = _name(node.func), node.func
+        name, function = last_name(node.func), node.func
         given = [*node.args, *(each.value for each in node.keywords if each.arg != "out")]
         filled = [each.value for each in node.keywords if each.arg == "out"]
         before = function.value if isinstance(function, ast.Attribute) else None
         receiver = None if before is None else self._path(before)
-        if before is not None and receiver and name in _REFILLING:
+        if before is not None and receiver and name in REFILLING:
             filled.append(before)
-        elif before is not None and given and _name(before) in _MODULES and _refills(name, _name(before)):
+        elif (
+            before is not None and given and last_name(before) in MODULES and refills(name, last_name(before))
+        ):
             filled.append(given.pop(0))
         elif name.endswith("_like") and given and self._path(given[0]):
             del given[0]
         for each in given:
             self._visit(each)
-        if isinstance(before, ast.Call) and _name(before.func) == "super":
+        if isinstance(before, ast.Call) and last_name(before.func) == "super":
             self._enter(name, self._at + 1)
         elif isinstance(function, ast.Name) and self._names.get(function.id) == ():
             self._enter("__call__", 0)
             self._enter("forward", 0)
-        elif receiver and name not in _REFILLING and name not in _FORM:
+        elif receiver and name not in REFILLING and name not in FORM:
             self._load(receiver)
         elif receiver == ():
             self._enter(name, 0)
@@ -343,7 +322,7 @@ class _Execution:
         for path in (end or before) - before:
             self._outdate(path)
 
-    def _path(self, node: ast.AST | None) -> _Path | None:
+    def _path(self, node: ast.AST | None) -> Keys | None:
         """Return the keys from the object to what an expression stands for; None if it does not begin with the object."""
         keys: list[str] = []
         while isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -361,40 +340,40 @@ class _Execution:
             return "" if index.value is ... else repr(index.value)
         if isinstance(index, ast.Slice) and not (index.lower or index.upper or index.step):
             return ""
-        return self._targets.get(index.id, _SOME) if isinstance(index, ast.Name) else _SOME
+        return self._targets.get(index.id, SOME) if isinstance(index, ast.Name) else SOME
 
-    def _is_fresh(self, path: _Path) -> bool:
-        return path[-1] != _OLD and any(path[:end] in (self._fresh or ()) for end in range(1, len(path) + 1))
+    def _is_fresh(self, path: Keys) -> bool:
+        return path[-1] != OLD and any(path[:end] in (self._fresh or ()) for end in range(1, len(path) + 1))
 
-    def _load(self, path: _Path) -> None:
+    def _load(self, path: Keys) -> None:
         if self._uses.has_property(path[0]):
             self._enter(path[0], 0)
         else:  # a method that is handed on: perhaps called
             self._uses.execute(path[0], 0, frozenset(self._fresh or ()))
         given = {each[-1] for each in self._fresh or () if len(each) > 1 and each[:-1] == path}
-        place = _place(path)
+        place = place_of(path)
         self._uses.given[place] = given & self._uses.given.get(place, given)
-        if not self._is_fresh(path) and _FORM.isdisjoint(path[1:]):
+        if not self._is_fresh(path) and FORM.isdisjoint(path[1:]):
             self._take(path)
 
-    def _take(self, path: _Path) -> None:
+    def _take(self, path: Keys) -> None:
         """Note a read of what an earlier turn left."""
         self._loads.add(path[0])
         for end in range(1, len(path)):
-            self._uses.taken.setdefault(_place(path[:end]), set()).add(path[end])
+            self._uses.taken.setdefault(place_of(path[:end]), set()).add(path[end])
 
     def _forget(self, name: str) -> None:
         """Drop what loops have set by an index over something that depends on this name."""
         self._fresh = self._fresh and {
-            path for path in self._fresh if not any(name in _words(key) for key in path if key[0] == _ITEM)
+            path for path in self._fresh if not any(name in words_of(key) for key in path if key[0] == ITEM)
         }
 
-    def _outdate(self, path: _Path) -> None:
+    def _outdate(self, path: Keys) -> None:
         """Note that local names stand for what an attribute was before."""
         old = {name: each for name, each in self._names.items() if each[: len(path)] == path}
-        self._names |= {name: (*each, _OLD) for name, each in old.items()}
+        self._names |= {name: (*each, OLD) for name, each in old.items()}
 
-    def _set(self, path: _Path, rebinds: bool) -> None:
+    def _set(self, path: Keys, rebinds: bool) -> None:
         """Note that a value is another one: another object, if it `rebinds`."""
         if rebinds:
             self._sets.add(path[0])
@@ -408,50 +387,11 @@ class _Execution:
             self._uses.grown.add(path[0])
         else:
             self._uses.anew.add(path[0])
-            if not {_SOME, _OLD} & {*path}:
+            if not {SOME, OLD} & {*path}:
                 self._fresh.add(path)
 
 
-def _all(ends: Iterable[set[_Path] | None]) -> set[_Path] | None:
+def _all(ends: Iterable[set[Keys] | None]) -> set[Keys] | None:
     """Return what is set anew at each of these ends that is reached; None if none is."""
     reached = [each for each in ends if each is not None]
     return set.intersection(*reached) if reached else None
-
-
-def _is_item(path: _Path) -> bool:
-    return any(key[0] == _ITEM for key in path)
-
-
-def _place(path: _Path) -> _Path:
-    """Return the keys to an object with `_ITEM` for each item."""
-    return tuple(_ITEM if key[0] in (_ITEM, _SOME) or key.isdigit() else key for key in path)
-
-
-def _text(values: ast.expr) -> str:
-    """Return the key for an index over these values: the same for another loop only if that certainly has the same indices."""
-    calls = (_name(each.func) for each in ast.walk(values) if isinstance(each, ast.Call))
-    place = "" if {*calls} <= {"range", "len", "enumerate"} else f" {values.lineno} {values.col_offset}"
-    return f"{_ITEM}{ast.unparse(values)}{place}"
-
-
-@functools.cache
-def _words(key: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", key))
-
-
-def _refills(name: str, module: str) -> bool:
-    return name.endswith("_") if module == "init" else name.removeprefix("_foreach_") in _REFILLING
-
-
-def _name(node: ast.AST) -> str:
-    """Return the last name of an expression; "" if it has none."""
-    name: str = getattr(node, "attr", getattr(node, "id", ""))
-    return name
-
-
-def _shows(statement: ast.AST) -> bool:
-    """Return whether a statement does no more than to show values."""
-    if isinstance(statement, ast.If):
-        return all(map(_shows, (*statement.body, *statement.orelse)))
-    function = getattr(getattr(statement, "value", None), "func", None)
-    return isinstance(statement, ast.Expr) and _name(function) in _SHOWING if function else False

@@ -337,7 +337,7 @@ class GivenFromBefore(Given):
 class GivenItemsFromBefore(Given):
     def factor(self) -> Any:
         for at in range(2):
-            before = self.several[at].kept * 0.9
+            before = self.several[at].kept * 0.9  # type: ignore[operator]
             self.several[at].kept = before + torch.rand(4)
             self.several[at](self.weight.detach())
         return 1.0
