@@ -224,10 +224,12 @@ class _Execution:
     def _bind(self, target: ast.expr, values: ast.expr) -> Iterator[Keys]:
         """Give a loop's names what they stand for, and yield what the loop iterates over item by item."""
         names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
-        self._targets |= dict.fromkeys(names, loop_key(values))
+        key = loop_key(values)
         for name in names:
             self._names.pop(name, None)
-            self._forget(name)
+            if self._targets.get(name) != key:
+                self._forget(name)
+            self._targets[name] = key
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if isinstance(values, ast.Call):
             function = last_name(values.func)
@@ -257,6 +259,7 @@ class _Execution:
             self._call(node)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             self._names.pop(node.id, None)
+            self._targets.pop(node.id, None)
             self._forget(node.id)
         elif path := self._path(node):
             for each in ast.walk(node):

@@ -34,6 +34,25 @@ REFILLING = frozenset({"copy_", "fill_", "zero_", "fill", "clear", "copyto"}) | 
 }
 #: Modules whose functions refill their first argument, if they have one of these names.
 MODULES = frozenset({"torch", "np", "numpy", "init"})
+#: Calls with the same items in each loop of a turn.
+_STEADY = frozenset(
+    [
+        "range",
+        "len",
+        "enumerate",
+        "zip",
+        "reversed",
+        "sorted",
+        "items",
+        "keys",
+        "values",
+        "params",
+        "parameters",
+        "named_parameters",
+        "modules",
+        "children",
+    ]
+)
 #: Attributes and methods that tell nothing of the values.
 FORM = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel", "requires_grad"}) | {
     f"new_{each}" for each in ("zeros", "ones", "empty", "full")
@@ -52,7 +71,7 @@ def place_of(path: Keys) -> Keys:
 def loop_key(values: ast.expr) -> str:
     """Return the key for an index over these values: the same for another loop only if that certainly has the same indices."""
     calls = (last_name(each.func) for each in ast.walk(values) if isinstance(each, ast.Call))
-    place = "" if {*calls} <= {"range", "len", "enumerate"} else f" {values.lineno} {values.col_offset}"
+    place = "" if {*calls} <= _STEADY else f" {values.lineno} {values.col_offset}"
     return f"{ITEM}{ast.unparse(values)}{place}"
 
 

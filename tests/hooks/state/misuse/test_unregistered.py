@@ -208,6 +208,13 @@ class Measuring(Around):
         with torch.no_grad():
             for p in self.params():
                 p.add_(0.1).copy_(self.old[p])
+            for _ in range(2):
+                for group in self.inner.param_groups:
+                    for p in group["params"]:
+                        self.old[p] = p.clone()
+            for group in self.inner.param_groups:
+                for p in group["params"]:
+                    p.copy_(self.old[p])
         self._apply_step()
 
 
