@@ -12,7 +12,7 @@ from ...providers.stores.base import BlobStore
 from ..arguments.settings import Settings
 from ..arguments.speaker import without_our_frames
 from ..consensus.channel import Channel
-from ..control.ending.sigterm import Preempted
+from ..control.ending.sigterm import leaving
 from ..ipc import protocol
 from ..ipc.notice import PreemptionNotice
 from ..save.request import SavedCheckpoint
@@ -379,7 +379,7 @@ class Guard:
         Args:
             code: exit code of the process.
         """
-        self._gate.leave(lambda: Preempted(code))
+        self._gate.leave(leaving(code))
 
     # --- what the parts call, on threads of their own ---
 

@@ -65,7 +65,9 @@ class ProcessShutdown:
         """
         self._over = True
         preemption = self._saver.preemption
-        if interrupted and preemption is not None and preemption.source == signal.SIGINT.name:
+        pressed = interrupted and preemption is not None and preemption.source == signal.SIGINT.name
+        if pressed and self.unanswered():
+            sigterm.drop_ctrl_c()
             self._saver.void_all("Ctrl-C was pressed again")
         elif sigterm.held() and not self._saver.has_notice:
             sigterm.wait_explained()
@@ -73,6 +75,7 @@ class ProcessShutdown:
         elif self._coordinator is not None and self._saver.ready:
             # The call to the other ranks may be under way.
             _wait(_CALLED, lambda: self.unanswered() and not self._saver.saving)
+        sigterm.drop_ctrl_c()  # a script's exit handlers run
 
     def unanswered(self) -> bool:
         """Return whether an active notice's save has not ended. The save of an earlier notice does not count."""

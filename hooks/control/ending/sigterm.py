@@ -41,7 +41,7 @@ class SigtermHold(Enum):
     GUARDED = "guarded"
     #: An emergency save is under way: the signal waits until training would go on.
     SAVING = "saving"
-    #: The save is over and training is to leave. As with NOTHING, but a signal that was held before stays held.
+    #: The save is over and training is to leave. As with NOTHING, but another signal that was held before stays held.
     LEAVING = "leaving"
 
 
@@ -128,6 +128,7 @@ def _holds(signum: int, frame: FrameType | None) -> bool:
     global _held, _explained, _pressed_until
     hold = SigtermHold.NOTHING if _through else _state(signum)
     if hold not in (SigtermHold.GUARDED, SigtermHold.SAVING):
+        _held = 0 if _held == signum else _held  # it goes on now, and must not come once more
         return False
     if signum == _held == signal.SIGINT and time.monotonic() < _pressed_until:
         return True
@@ -208,6 +209,33 @@ def redeliver() -> None:
     if signum := _held:
         _held, _through = 0, True
         os.kill(os.getpid(), signum)
+
+
+def leaving(code: int) -> Callable[[], BaseException]:
+    """Return the maker of the exception that ends the training thread.
+
+    A main thread that does not come to the gate within a moment gets a held Ctrl-C: it asks a person, or is behind the last step.
+    """
+    if _held == signal.SIGINT and _thread is not None:
+        _thread.give(_interrupt)
+    return partial(_preempted, code)
+
+
+def _preempted(code: int) -> BaseException:
+    drop_ctrl_c()
+    return Preempted(code)
+
+
+def _interrupt() -> None:
+    time.sleep(_MOMENT)
+    if _held == signal.SIGINT:
+        redeliver()
+
+
+def drop_ctrl_c() -> None:
+    """Forget a held Ctrl-C: training ends as it asks."""
+    global _held
+    _held = 0 if _held == signal.SIGINT else _held
 
 
 def let_go() -> None:

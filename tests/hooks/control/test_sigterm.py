@@ -272,6 +272,41 @@ def test_a_second_ctrl_c_is_pythons_own(folder: Path) -> None:
     assert not list((folder / "store").rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_training_that_comes_to_no_step_gets_the_ctrl_c_that_was_saved(folder: Path, presses: int) -> None:
+    """It asks a person, or is behind its last step. Its `finally` blocks and exit handlers run, and are not interrupted again."""
+    before, _, _ = TRAINING.partition("begins = ")
+    code = f"""
+import atexit, sys
+sys.unraisablehook = lambda told: print("ignored", told.exc_type, flush=True)
+atexit.register(print, "exit handler", flush=True)
+{before}
+optimizer.step()
+guard.step()
+try:
+    print("training", flush=True)
+    while not pause.wait(0.01):
+        pass
+finally:
+    print("finally", flush=True)
+"""
+    with FakeAgent(folder / "a.sock") as agent:
+        training = Training(folder, run=True, code=code)
+        agent.welcome()
+        training.says("training")
+        training.process.send_signal(signal.SIGINT)
+        assert agent.hear(Delivered).source == "SIGINT"
+        agent.say(Preempt("n", 30.0, 3.0, SIGNAL, "SIGINT"))
+        assert agent.hear(Committed).id == "n"
+        if presses == 1:
+            agent.say(Leave("n", 75))
+        else:
+            training.process.send_signal(signal.SIGINT)
+        training.says("finally")
+        training.says("exit handler")
+        assert training.ends() == -signal.SIGINT
+
+
 @pytest.mark.parametrize(
     ("theirs", "run", "code"),
     [("", False, -signal.SIGINT), ("SIGINT", True, 3)],
