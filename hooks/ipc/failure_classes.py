@@ -137,6 +137,13 @@ CLASSES = {
             scope="one machine",
         ),
         FailureClass(
+            "output",
+            "the reader of the output has gone",
+            "write to a file, or have the reader outlive Ctrl-C, as tee -i does",
+            evidence=(OF_TYPE,),
+            scope="one machine",
+        ),
+        FailureClass(
             "program",
             "an error of the program",
             "the traceback names the line",

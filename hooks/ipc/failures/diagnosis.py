@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -207,11 +208,21 @@ def _by_type(error: BaseException) -> str:
         return "disk-full"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host-memory"
+    if isinstance(error, BrokenPipeError) and _unread():
+        return "output"
     classes = type(error).__mro__
     if named := next((kind for cls in classes if (kind := _TYPES.get(cls.__name__))), ""):
         return named
     of_network = any(cls.__module__.partition(".")[0] in _NETWORK for cls in classes)
     return "network" if of_network or isinstance(error, (ConnectionError, TimeoutError)) else ""
+
+
+def _unread() -> bool:
+    """Return whether nobody reads stdout or stderr any more. A terminal sends Ctrl-C to `tee`, too, which dies of it."""
+    poll = select.poll()
+    for fd in (1, 2):
+        poll.register(fd, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _of_worker_pipe(error: BaseException, phase: str, frames: list[tuple[str, int, str]]) -> str:

@@ -7,6 +7,8 @@ import multiprocessing.connection
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -271,7 +273,7 @@ def test_the_table_names_the_sources_that_may_tell_a_class() -> None:
     told = {kind for kind, _ in diagnosis._TEXTS} - {"program"}
     assert told == {each.name for each in CLASSES.values() if OF_TEXT in each.evidence}
     typed = {each.name for each in CLASSES.values() if OF_TYPE in each.evidence}
-    assert typed == {*diagnosis._TYPES.values(), "network"}
+    assert typed == {*diagnosis._TYPES.values(), "network", "output"}
     assert {each.confidence for each in CLASSES.values()} == {"low", "medium", "medium or high"}
 
 
@@ -296,6 +298,34 @@ def test_a_connection_of_the_datasets_own_that_ends_is_of_the_network() -> None:
             raise ConnectionResetError
 
     assert diagnose(error_of(lambda: next(iter(DataLoader(Remote()))))).kind == "network"
+
+
+@pytest.mark.parametrize(("read", "kind"), [(False, "output"), (True, "network")])
+def test_a_broken_pipe_is_of_the_output_where_nobody_reads_that(read: bool, kind: str) -> None:
+    """Ctrl-C ends `tee`, too; a pipe to a service may break while the output is read."""
+    code = """
+import os
+from spotguard.hooks.ipc.failures.diagnosis import diagnose
+reader, writer = os.pipe()
+os.close(reader)
+try:
+    input()
+    os.write(writer, b"a step")
+except BrokenPipeError as error:
+    os.write(2, diagnose(error).kind.encode())
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as it:
+        assert it.stdin is not None
+        assert it.stdout is not None
+        assert it.stderr is not None
+        if not read:
+            it.stdout.close()
+        it.stdin.write("\n")
+        it.stdin.flush()
+        assert it.stderr.read() == kind
 
 
 def test_a_file_that_ends_early_in_a_dataset_is_of_the_data() -> None:
