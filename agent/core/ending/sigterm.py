@@ -79,10 +79,12 @@ class RunSignals:
         notice = sigterm_notice(self._turn, name)
         if signum == signal.SIGINT and command is not None:
             self._turn.interrupted, self._one_press_until = True, self._turn.now + ONE_PRESS
-            # Where `run` got it too, the command would be killed for it.
+            # Where `run` got it too, it has said so, and the command would be killed for it.
+            level = logging.DEBUG if self._turn.stopping else logging.INFO
             self._turn.stopping, self._turn.force_at, command.told = False, None, False
             self._turn.log(
-                f"Ctrl-C: training is saved first, in {notice.window:.0f} s at most; a second Ctrl-C ends it at once"
+                f"Ctrl-C: training is saved first, in {notice.window:.0f} s at most; a second Ctrl-C ends it at once",
+                level,
             )
         else:
             self._turn.log(f"{name} would end training, which does not handle it: taken for a notice")
@@ -119,7 +121,9 @@ class RunSignals:
         name = signal.Signals(signum).name
         p = self._delivery.active
         if signum == signal.SIGINT and p is None and self._command.trained:
-            self._turn.log(f"{name}: SIGKILL to the command in {FORCE_GRACE:.0f} s, unless it saves first")
+            self._turn.log(
+                f"{name}: training saves first if it does not handle it; else SIGKILL to the command in {FORCE_GRACE:.0f} s"
+            )
         else:
             self._turn.log(
                 f"{name}: ending the command at once, SIGKILL in {FORCE_GRACE:.0f} s", logging.WARNING

@@ -107,8 +107,9 @@ class ProcessShutdown:
             return sigterm.SigtermHold.SAVING if begins and self.unanswered() else sigterm.SigtermHold.LEAVING
         if self._saver.saving:
             return sigterm.SigtermHold.SAVING
-        # Before training and behind it, a Ctrl-C has nothing to save.
-        worth = signum != signal.SIGINT or (self._saver.ready and not self._over)
+        # Before training and behind it, a Ctrl-C has nothing to save. An error has had its own save.
+        ended = self._over or self._saver.no_more_steps
+        worth = signum != signal.SIGINT or (self._saver.ready and not ended)
         return sigterm.SigtermHold.GUARDED if worth and self._agent.guarded else sigterm.SigtermHold.NOTHING
 
     def _tell(self, signum: int) -> None:

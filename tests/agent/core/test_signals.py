@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 
 import pytest
@@ -181,6 +182,8 @@ def test_a_ctrl_c_that_run_gets_too_kills_no_save() -> None:
     session = story.opens()
     story.signal(INT)
     holds(story, session, "SIGINT")
+    said = [log.level for log in story.all(Log) if "saves first" in log.text or "saved first" in log.text]
+    assert said == [logging.INFO, logging.DEBUG], "one line"
     story.signal(INT)  # from a sender that signals all processes
     assert only(story.signals) == [INT]
     story.until(20)

@@ -358,6 +358,8 @@ BESIDE_TRAINING = {
     "before training": "signal.raise_signal(signal.SIGINT); signal.pause()",
     "the wait for a last upload": "guard.restore(); guard._parts.shutdown.at_exit(); "
     "signal.raise_signal(signal.SIGINT); signal.pause()",
+    "an error that was saved": "guard.restore(); guard._parts.saver.no_more_steps = True; "
+    "signal.raise_signal(signal.SIGINT); signal.pause()",
     "a debugger's prompt": "guard.restore(); namespace = dict(__name__='cmd', signal=signal); "
     "exec('signal.raise_signal(signal.SIGINT)', namespace); signal.pause()",
     "the parent's end": "guard.restore(); os.getppid = lambda: 1; signal.raise_signal(signal.SIGINT); signal.pause()",
