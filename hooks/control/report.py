@@ -139,7 +139,7 @@ class Report:
         self._take_stacks_of_peers(preemption)
         _log(
             preemption,
-            logging.DEBUG if self.shown() else logging.INFO,
+            logging.INFO,
             f"step {saved.step} is committed: {saved.nbytes} bytes in {saved.seconds:.1f} s, level {saved.level}, "
             f"at {saved.url}{''.join(f'; {why}' for why in (saved.less, saved.suspect and f'suspect: {saved.suspect}') if why)}",
         )

@@ -66,14 +66,14 @@ def test_the_step_that_stands_is_committed_bit_for_bit(tmp_path: Path) -> None:
 def test_an_error_logs_nothing_that_an_agent_shows_at_this_terminal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool
 ) -> None:
-    """Its lines have the commit, and the failure with its advice."""
+    """Its line has the failure with its advice. A commit stays in the script's own log: the agent may be at another terminal."""
     caplog.set_level("INFO", logger="spotguard")
     job = small()
     with guarded(tmp_path, job.values) as guard:
         trained(guard, job)
         guard._parts.report.shown = lambda: shown
         ends_with(ValueError("bad"))
-    assert caplog.text.count("what to do:") == caplog.text.count(" bytes in ") == (not shown)
+    assert caplog.text.count("what to do:") == (not shown)
     assert caplog.text.count("step 3 is committed: the next start resumes there") == 1
 
 
