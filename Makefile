@@ -105,7 +105,7 @@ wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
 test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
-	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal -o pythonpath= tests/e2e
+	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(WHOLE_PATH_JOBS) --dist=worksteal -o pythonpath= tests/e2e tests/attach
 
 test-pythons:  ## the fast tier on every other Python >= 3.12 that is here; with torch if TORCH_INDEX names its index
 	TORCH_INDEX='$(TORCH_INDEX)' scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
