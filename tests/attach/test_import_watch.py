@@ -1,4 +1,4 @@
-"""What `spotguard run --attach` does in each Python below it, as far as no framework has to be installed for that."""
+"""The start of each Python below `spotguard run --attach`, as far as no framework has to be installed for that."""
 
 from __future__ import annotations
 

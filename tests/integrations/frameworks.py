@@ -28,7 +28,7 @@ LIVES_OF = Path(__file__).with_name("lives.py")
 
 
 def table_of(name: str, program: str, folder: Path, limit: float) -> dict[str, str]:
-    """What a program says of each of its rows, run in the environment `name` for at most `limit` seconds: "exact", or else."""
+    """The verdict of a program on each of its rows, run in the environment `name` for at most `limit` seconds: "exact", or else."""
     done = subprocess.run(
         [str(environment(name)), str(PROGRAMS / program), str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "SPOTGUARD_EVERY": "off"},

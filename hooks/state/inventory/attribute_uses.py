@@ -1,4 +1,4 @@
-"""What the own steps of an object read and change, as their source tells, in the order of execution.
+"""The attributes that an object's own steps read and change, as their source tells, in the order of execution.
 
 A turn leaves nothing for the next in an attribute that is set, or refilled as a whole, before each read. A branch that does not set it
 leaves it old behind the branches. A loop counts as run.
@@ -31,7 +31,7 @@ from .attribute_words import (
 
 
 class Uses:
-    """What the steps and the forward of a class do with attributes of an object. No names come from code without source.
+    """The uses of an object's attributes by the steps and the forward of its class. No names come from code without source.
 
     Attributes:
         read: the attributes that they read for more than to change or show them, as an earlier turn left them.

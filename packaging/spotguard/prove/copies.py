@@ -217,7 +217,7 @@ def _digests(path: str) -> tuple[str, str]:
 
 
 class _Remade:
-    """What a pickle has a class or function make, as what it is made from: no code of that class runs."""
+    """A stand-in for an object that a pickle has a class or function make: it keeps the parts, and no code of that class runs."""
 
     def __new__(cls, *given: Any) -> Self:
         made = super().__new__(cls)
