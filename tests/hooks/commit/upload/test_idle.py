@@ -73,10 +73,15 @@ def test_connections_that_a_server_closed_are_open_again_before_they_are_needed(
         eventually(lambda: len(server.connections) == 3, "a connection for each", PATIENCE)
         for connection in [*server.connections]:
             connection.shutdown(socket.SHUT_RDWR)
+
         # The server lets a connection go once it has seen its end. One that ended in the middle of an answer has no other until the
         # next round, although another thread may have had two by then.
-        alive = lambda: [each for each in server.connections if each.fileno() >= 0]  # noqa: E731
-        eventually(lambda: len(server.connections) >= 6 and len(alive()) == 3, "another for each", PATIENCE)
+        def renewed() -> bool:
+            return (
+                len(server.connections) >= 6 and sum(each.fileno() >= 0 for each in server.connections) == 3
+            )
+
+        eventually(renewed, "another for each", PATIENCE)
         eventually(lambda: all(worker.rests() for worker in workers), "a moment without a request", PATIENCE)
         opened = len(server.connections)
 
