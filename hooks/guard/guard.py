@@ -262,14 +262,14 @@ class Guard:
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._parts.run_id, done, total)
         self._place.loop = loop = StepsLoop(sys._getframe().f_back)
-        for loader in self._state.loaders:
-            loader.before_turn()
+        self._state.loop_begins(done, total)
         try:
             for step in count(done) if total is None else range(done, total):
                 loop.begin_turn(step)
                 yield step
                 if not self._gate.inert:
                     loop.go_on(self._gate.place.completed)
+                self._state.loop_goes_on(follows=total is None or step + 1 < total)
                 self.step()
         finally:  # also if the loop is left early; a loop that something still holds may end in the midst of the next one
             loop.step = -1

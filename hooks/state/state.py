@@ -86,6 +86,8 @@ class State:
         self.taken = 0
         #: The generators' states of the last restore, until training goes on from it.
         self._generators: dict[str, Any] = {}
+        #: Whether the next checkpoint to restore is of this run.
+        self._own = False
         self._may_be_missing: frozenset[str] = frozenset()
         self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
@@ -109,7 +111,7 @@ class State:
         self._times = BoundaryTimes(self.save_at_boundaries)
         self._ranks = RankOf(rank, world)
         registered = build(values, self._ranks)
-        self.parts = registered.parts
+        self.parts, self._rng = registered.parts, registered.rng
         self._held = registered.held
         watches = (registered.attributes, UnregisteredSchedulers(values))
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)
@@ -237,6 +239,8 @@ class State:
         """Count a boundary, and return whether its copies wait until a save wants them. On the training thread, once for each step."""
         self.passed += 1
         self.looks = not self.passed & (self.passed - 1)
+        if self.passed == 1:
+            self._rng.trained()
         return self.boundary_only != "" and not self.looks
 
     def at_boundary(self) -> None:
@@ -316,11 +320,26 @@ class State:
     def first_boundary(self) -> None:
         """Take the boundary from which training goes on, with the generators as they were restored: objects may draw when asked."""
         self.at_boundary()
-        for part in self.parts:
-            if part.name in self._generators:
-                part.put_back(self._generators[part.name])
-                part.at_boundary()
+        if self._generators:
+            self._rng.put_back(self._generators)
+            self._rng.arrived(own=self._own)
         self._generators = {}
+
+    def loop_begins(self, done: int, total: int | None) -> None:
+        """Note that a loop over `guard.steps()` begins. On the training thread, at a boundary.
+
+        Args:
+            done: completed steps.
+            total: the number of steps at which the loop ends; None for a loop without an end.
+        """
+        for loader in self.loaders:
+            loader.before_turn()
+        follows = total is None or done < total
+        self._rng.loop_begins(follows=follows, ends=done == total)
+
+    def loop_goes_on(self, *, follows: bool) -> None:
+        """Note, before a boundary, whether another step of the loop over `guard.steps()` follows it."""
+        self._rng.loop_goes_on(follows=follows)
 
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
@@ -456,14 +475,14 @@ class State:
 
         Another run's checkpoint does not decide what this one trains.
         """
-        self._may_be_missing = may_be_missing(self.parts, names)
+        self._may_be_missing, self._own = may_be_missing(self.parts, names), own
         for part in self._optimizers:
             part.own = own
 
     def put_back(self, restoring: RestorePlan) -> list[str]:
         """Give every object its tree, by `restore_plan.put_back`, and return the warnings."""
         warnings = put_back(self.parts, restoring)
-        self._generators = {RNG: restoring.trees[RNG]} if RNG in restoring.trees else {}
+        self._generators = restoring.trees.get(RNG, {})
         self._refresh()
         self._environment = describe()
         return warnings

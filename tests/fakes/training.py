@@ -139,6 +139,10 @@ def _walk(path: str, value: Any, found: dict[str, int]) -> None:
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
             _walk(f"{path}[{index}]", each, found)
+    elif isinstance(value, torch.Generator):
+        _walk(path, value.get_state(), found)
+    elif isinstance(value, np.random.Generator):
+        _walk(path, value.bit_generator.state, found)
     else:
         found[path] = zlib.crc32(_plain(value), zlib.crc32(type(value).__name__.encode()))
 

@@ -22,6 +22,7 @@ from ..inventory.walk import tensors_in
 from ..sharding.dtensor import KnownTensor, RankOf
 from .attribute_watch import AttributeWatch
 from .loaders import ResumableLoader
+from .loaders.generators import OwnGenerators
 from .loaders.part import LoaderPart, refuse_bare
 from .module import ModulePart, module_part
 from .optimizers.optimizer import Named, OptimizerPart, optimizer_part
@@ -39,6 +40,7 @@ class Registered:
     """The parts of the registered values, with the random number generators last."""
 
     parts: tuple[Part, ...]
+    rng: RngPart
     #: Why no save can start before a boundary; "" if one can.
     boundary_only: str
     #: Returns the ids of the tensors that a save holds. Call it again when parameters join an optimizer.
@@ -146,8 +148,8 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     outer = [(n, each) for n, wrapper in wrappers.items() for each in around(wrapper)]
     outer += [(part.name, part.optimizer) for part in read]
     attributes = AttributeWatch(outer, plain, saved, others)
-    rng = RngPart(RNG, other_generators())
-    return Registered((*parts, rng), boundary_only, held, tuple(hooked), lost, attributes)
+    rng = RngPart(RNG, other_generators(), OwnGenerators([values[part.name] for part in dicts]))
+    return Registered((*parts, rng), rng, boundary_only, held, tuple(hooked), lost, attributes)
 
 
 def _tensors_of(values: Iterable[Any], *, used: bool = False) -> Iterator[torch.Tensor]:

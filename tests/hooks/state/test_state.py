@@ -293,7 +293,7 @@ def test_costly_copies_are_made_only_when_wanted(caplog: pytest.LogCaptureFixtur
 
     class Heavy:
         def state_dict(self) -> dict[str, Any]:
-            return {"many": [float(n) for n in range(60_000)]}
+            return {"many": [float(n) for n in range(200_000)]}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             """It is always the same."""

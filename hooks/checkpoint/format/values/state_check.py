@@ -21,6 +21,8 @@ from .foreign_readers import TensorOutline, form_of
 
 #: The registered name of the random number generators; nothing else may have it.
 RNG = "rng"
+#: The key, beside the generators' names, of what is known of the loop over `guard.steps()`.
+LOOP = "loop"
 
 
 class StateCheck:
@@ -131,10 +133,25 @@ def check_generators(states: Any) -> None:
             sound = _is_numpy_state(state)
         elif name == "torch":
             sound = _is_bytes(state)
+        elif name == LOOP:
+            sound = _is_loop(state)
         else:
             sound = isinstance(state, (list, tuple)) and all(map(_is_bytes, state))
         if not sound:
             raise CheckpointError(f"the state of {str(name)[:40]}'s generator is not in its form")
+
+
+def _is_loop(state: Any) -> bool:
+    if not isinstance(state, dict) or {*state} != {"goes on", "drawn"} or type(state["goes on"]) is not bool:
+        return False
+    if (drawn := state["drawn"]) is None:
+        return True
+    if not isinstance(drawn, dict) or [*map(type, drawn.values())] != [dict, dict]:
+        return False
+    if {*drawn} != {"global", "registered"} or LOOP in drawn["global"]:
+        return False
+    check_generators(drawn["global"])
+    return True
 
 
 def _is_python_state(state: Any) -> bool:

@@ -93,6 +93,12 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "numpy's draw that is no number": ({"rng": {"numpy": {"$": "tuple", "items": ["MT19937", array(dtype="<u4", base64=text(bytes(2496)), shape=[624]), 1, 1, encode(math.nan, str)]}}}, (), "numpy"),
     "torch's numbers": ({"rng": {"torch": named("rng#f")}}, ("rng#f",), "torch's generator"),
     "cuda's dict": ({"rng": {"cuda": {}}}, (), "cuda's generator"),
+    "a loop that is no dict": ({"rng": {"loop": 3}}, (), "loop"),
+    "a loop without its word": ({"rng": {"loop": {"drawn": None}}}, (), "loop"),
+    "a loop that goes on by a number": ({"rng": {"loop": {"goes on": 1, "drawn": None}}}, (), "loop"),
+    "a loop's draws without generators": ({"rng": {"loop": {"goes on": True, "drawn": {"global": {}}}}}, (), "loop"),
+    "a loop in a loop's draws": ({"rng": {"loop": {"goes on": True, "drawn": {"global": {"loop": None}, "registered": {}}}}}, (), "loop"),
+    "a loop's draws of another form": ({"rng": {"loop": {"goes on": True, "drawn": {"global": {"cuda": {}}, "registered": {}}}}}, (), "cuda's"),
     "numpy's name": ({"rng": {"numpy": {"$": "tuple", "items": ["X", array(base64="", shape=[0]), 1, 0, 0.0]}}}, (), "numpy's generator"),
 }  # fmt: skip
 

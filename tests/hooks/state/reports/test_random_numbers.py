@@ -115,7 +115,7 @@ def validation_before_a_pass(loop: Loop) -> None:
             loop.learn(each)
 
 
-@report("sktime/pytorch-forecasting#2148", silent="draws between restore() and steps() move the first turn's")
+@report("sktime/pytorch-forecasting#2148")
 def look_before_the_loop(loop: Loop) -> None:
     """A look at batches before the training changes its random numbers."""
     loop.restore()
