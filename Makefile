@@ -49,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # CI sets it to scripts/again, which runs once more what fails.
 AGAIN ?=
 
-.PHONY: help demo docs site release-check test quick test-slow times soak check bench wheel test-wheel test-pythons servers clean
+.PHONY: help demo docs site release-check sbom test quick test-slow times soak check bench wheel test-wheel test-pythons servers clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -97,7 +97,7 @@ site: .venv/ready  ## build the docs site into build/site
 bench: .venv/ready  ## measure, and print the table of benchmarks/
 	$(BIN)/python -m benchmarks
 
-release-check: dist/built .venv/ready  ## refuse a release that is not ready: version, changelog, places, licences, archives
+release-check: dist/built build/sbom.cdx.json .venv/ready  ## refuse a release that is not ready: version, changelog, places, licences, archives
 	.venv-build/bin/python -Im build --sdist --no-isolation .
 	$(BIN)/python scripts/release-check
 
@@ -110,11 +110,13 @@ test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against 
 test-pythons:  ## the fast tier on every other Python >= 3.12 that is here; with torch if TORCH_INDEX names its index
 	TORCH_INDEX='$(TORCH_INDEX)' scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
+sbom: build/sbom.cdx.json  ## list what an installation with all clouds brings (CycloneDX), in build/
+
 servers:  ## install the real servers of the integration tests (as root where Debian packages are missing)
 	@scripts/servers $(PYTHON)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-build .venv-wheel .venv-3.* .servers build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-build .venv-sbom .venv-wheel .venv-3.* .servers build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find agent hooks providers packaging tests -name __pycache__ -prune -exec rm -rf {} +
 
 # An environment is made again when its Python changed, else brought up to date.
@@ -143,6 +145,14 @@ dist/built: .venv-build/ready $(SOURCES)
 	rm -rf build dist
 	.venv-build/bin/python -Im build --wheel --no-isolation .
 	@touch $@
+
+# torch is left out: it is the user's own build.
+build/sbom.cdx.json: dist/built .venv/ready
+	$(PYTHON) -m venv --clear .venv-sbom
+	.venv-sbom/bin/python $(PIP_INSTALL) "$$(echo dist/*.whl)[s3,gcs,azure,metrics,bootstrap]"
+	$(BIN)/python $(PIP_INSTALL) --group release
+	mkdir -p $(@D)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --output-file $@ .venv-sbom/bin/python
 
 # Away from the checkout's own packages, or the tests would pass whatever the wheel holds.
 .venv-wheel/ready: dist/built

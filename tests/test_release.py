@@ -82,6 +82,7 @@ def test_a_release_that_is_not_ready_is_refused(tmp_path: Path) -> None:
     shutil.copy(ROOT / "scripts" / "release-check", tmp_path / "scripts")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "0.1.0.dev0"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
+    (tmp_path / "CITATION.cff").write_text("version: 0.0.9\n")
     (tmp_path / "packaging" / "release.toml").write_text('repository = "https://code.example.org/OWNER/s"\n')
     before = sorted(tmp_path.rglob("*"))
     done = subprocess.run(
@@ -91,6 +92,8 @@ def test_a_release_that_is_not_ready_is_refused(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     for words in (
         "version '0.1.0.dev0': expected X.Y.Z",
+        "CITATION.cff: its version is not 0.1.0.dev0",
+        "build/sbom.cdx.json is not there",
         "no section '## 0.1.0.dev0'",
         "no tag v0.1.0.dev0",
         "replace OWNER",
