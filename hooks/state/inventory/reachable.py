@@ -8,7 +8,7 @@ functions, and for other objects the results of `gc.get_referents`.
 The search walks only optimizers, and leaves out the values of `EXEMPT`. A model's author decides about its other
 tensors. `register_buffer(persistent=False)` declares that `state_dict()` leaves a buffer out. Plain attributes are
 mostly masks and tables, so refusing them would refuse most models; `attribute_watch.py` names those that change with each
-step. An object with its own `state_dict()` has declared its state. `docs/how-to/training-script.md` documents all
+step. An object with its own `state_dict()` has declared its state. `docs/reference/registered.md` documents all
 three cases.
 """
 
@@ -45,7 +45,7 @@ MOST = 50_000
 #: Objects for each saved tensor: the tensor, its dict, and the keys that it is stored under.
 _EACH = 4
 
-#: Values that the search leaves out, with the reason. docs/how-to/training-script.md has the same list.
+#: Values that the search leaves out, with the reason. docs/reference/registered.md has the same list.
 EXEMPT = {
     "gradients: `.grad` and `.main_grad`": "their values do not count at a boundary",
     "autograd graphs": "they belong to a running step",
