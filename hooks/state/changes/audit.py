@@ -32,7 +32,7 @@ from .change_detector import Checksum, ChecksumSource, equal, source
 log = logging.getLogger("spotguard")
 
 #: The number of early boundaries, and the share of a step that slices may take: at the early ones, and at all later
-#: ones. The shares are a tenth below the 2 % and 0.1 % that docs/explanation/concepts.md promises.
+#: ones. The shares are a tenth below the 2 % and 0.1 % that docs/explanation/live-state.md promises.
 _EARLY, _EARLY_SHARE, _SHARE = 200, 0.018, 0.0009
 #: Seconds that `turn` and `look` take at a boundary without a slice: after a step of 0.1 GB, which emptied the caches. After
 #: a short step they take 2 µs. The later share pays for them, but at least half of that share stays with the slices.

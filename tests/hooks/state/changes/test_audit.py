@@ -191,7 +191,7 @@ def first_turns(taken: list[Any], units: int, start: int) -> Any:
 def test_the_chance_that_an_edit_is_saved_is_that_of_the_docs(
     later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of 100 ms: in each place and at 40 moments, against `docs/explanation/concepts.md`. (Nothing was found before.)"""
+    """Steps of 100 ms: in each place and at 40 moments, against `docs/explanation/live-state.md`. (Nothing was found before.)"""
     nbytes, draw = (128 if later else 100) * MIB, np.random.default_rng(19)
     job, units = timed(nbytes, monkeypatch), nbytes // UNIT
     taken = slices(job, 200, 0.1)
