@@ -45,7 +45,7 @@ def test_every_manifest_has_its_row() -> None:
 
 def test_the_delays_of_the_next_pod_are_the_job_controllers() -> None:
     """kubernetes, pkg/controller/job: DefaultJobPodFailureBackOff is 10 s, MaxJobPodFailureBackOff 10 min, doubled with each failure, ignored or not."""
-    below = section(KUBERNETES, "## How long the next pod waits")
+    below = section(KUBERNETES, "### How long the next pod waits")
     said = re.search(r"up to (\d+) min: ([\d,\s]+) s, and (\d+) s from the seventh on", below)
     assert said is not None
     delays = [min(10 * 2**failure, 600) for failure in range(7)]
@@ -56,7 +56,7 @@ def test_the_delays_of_the_next_pod_are_the_job_controllers() -> None:
 def test_the_wait_of_those_that_stay_is_the_codes() -> None:
     minutes = f"for {REJOIN / 60:.0f} min"
     for page, heading in (
-        (KUBERNETES, "## How long the next pod waits"),
+        (KUBERNETES, "### How long the next pod waits"),
         (KUBERNETES, "## Several pods"),
         (ROOT / "docs" / "how-to" / "launch" / "torchrun.md", "## The start after it"),
     ):
@@ -67,7 +67,7 @@ def test_the_restarts_of_several_pods_are_the_manifests() -> None:
     pytest.importorskip("yaml")
     env = environment(container("indexed-job", "aws", "train"))
     row = "`SPOTGUARD_MAX_RESTARTS` is used up (10 in `indexed-job`, none in the others)"
-    assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(KUBERNETES, "## How a pod ends")
+    assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(KUBERNETES, "### How a pod ends, exactly")
 
 
 def test_the_page_names_for_each_cloud_which_part_cordons_a_node() -> None:
