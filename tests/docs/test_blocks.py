@@ -15,7 +15,7 @@ from tests.docs import snippets
 from tests.docs.pages import ROOT, Block, blocks, pages
 from tests.docs.terminal import TIMEOUT, Terminal, follows
 
-LANGUAGES = ("console", "python", "toml", "json", "diff", "text", "")
+LANGUAGES = ("console", "python", "toml", "json", "yaml", "diff", "text", "")
 
 
 def _typed(page: Path) -> list[Block]:

@@ -67,7 +67,9 @@ def test_the_restarts_of_several_pods_are_the_manifests() -> None:
     pytest.importorskip("yaml")
     env = environment(container("indexed-job", "aws", "train"))
     row = "`SPOTGUARD_MAX_RESTARTS` is used up (10 in `indexed-job`, none in the others)"
-    assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(KUBERNETES, "### How a pod ends, exactly")
+    assert row.replace("10", env["SPOTGUARD_MAX_RESTARTS"]) in section(
+        KUBERNETES, "### How a pod ends, exactly"
+    )
 
 
 def test_the_page_names_for_each_cloud_which_part_cordons_a_node() -> None:
