@@ -24,8 +24,8 @@ class SignalGroup:
     """Send this signal to the command's whole process group."""
 
     signum: int
-    #: Somebody sent it to `run`. SIGUSR1 and SIGHUP go only to processes that handle them. One comes back as an event if there is
-    #: none, or if it would end one of the training processes in `trained`.
+    #: Somebody sent it to `run`. One that announces an end goes only to processes that handle it. It comes back as an event if there
+    #: is none, or if it would end one of the training processes in `trained`.
     passed_on: bool = False
     trained: frozenset[int] = frozenset()
 

@@ -22,6 +22,7 @@ PASSED_ON = frozenset(
         signal.SIGQUIT,
         signal.SIGUSR1,
         signal.SIGUSR2,
+        signal.SIGXCPU,
         signal.SIGWINCH,
         signal.SIGTSTP,
         signal.SIGCONT,

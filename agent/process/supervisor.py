@@ -42,7 +42,7 @@ _WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 #: Signals that schedulers and launchers send before a time limit, and a session that closes. Their default is the end, without
 #: a save.
-_BEFORE_AN_END = (signal.SIGUSR1, signal.SIGHUP)
+_BEFORE_AN_END = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP)
 
 __all__ = ["CommandError", "Supervisor", "take_status"]
 
@@ -155,9 +155,10 @@ class Supervisor:
             self._send(signal.SIGCONT)
 
     def pass_on(self, signum: int, trained: Set[int] = frozenset()) -> None:
-        """Send a signal that was sent to this process. SIGUSR1 and SIGHUP go only to processes of the group that handle them.
+        """Send a signal that was sent to this process. One that announces an end (SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP) goes only to
+        processes of the group that handle it.
 
-        One comes back as an event if none does, or if one of the training processes in `trained` does not.
+        It comes back as an event if none does, or if one of the training processes in `trained` does not.
         """
         if signum not in _BEFORE_AN_END or not self._pid:
             self.signal(signum)

@@ -77,7 +77,7 @@ def options(folder: Path, tmp_path: Path) -> Options:
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
     """The agent gives every signal back."""
-    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
     before = [signal.getsignal(s) for s in watched]
     yield
     assert [signal.getsignal(s) for s in watched] == before

@@ -125,7 +125,7 @@ def test_other_signals_are_passed_on(signum: int) -> None:
     assert story.code is None
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_before_an_end_is_passed_on_with_the_training_processes_that_it_must_not_end(
     signum: int,
 ) -> None:
@@ -135,9 +135,9 @@ def test_a_signal_before_an_end_is_passed_on_with_the_training_processes_that_it
     assert story.all(SignalGroup)[-1].trained == {story.pid}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP])
 def test_a_signal_before_an_end_that_the_command_does_not_handle_is_a_notice(signum: signal.Signals) -> None:
-    """Slurm and submitit send one before a time limit, and a closed ssh session the other."""
+    """Slurm, submitit, LSF and Grid Engine send the first three before a limit, and a closed ssh session the last."""
     story = Story()
     session = story.opens()
     story.on(Signalled(signum, unhandled=True))

@@ -153,7 +153,7 @@ subprocess.Popen([sys.executable, "-c", {FAMILY!r}], start_new_session=True, clo
         os.close(pidfd)
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
 @pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN", "default_int_handler"])
 def test_a_signal_before_an_end_is_passed_on_only_to_a_command_that_handles_it(
     action: str, name: str, stand: Stand
