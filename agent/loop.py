@@ -374,7 +374,11 @@ class Agent:
             with _guarded("what the command is told"):
                 self._prepare(action, supervisor)
             pid = supervisor.start()
-            unwatched = "" if self._watches else "; no notice is watched, SIGTERM and drills still work"
+            unwatched = (
+                ""
+                if self._watches
+                else "; no cloud's notices are watched: only SIGTERM and `spotguard drill` trigger a save"
+            )
             logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)
             self._advance(Launched(pid), self._clock.monotonic())
             self._server.listener.write_down(supervisor.record)

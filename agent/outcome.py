@@ -179,37 +179,40 @@ class Outcome:
             what = "save for a failing rank"
         if self.kind == NoticeKind.PEER:
             what = f"another machine's {'drill' if self.drill else 'notice'} ({self.detail})"
-        parts = [
-            self.detail
-            if self.kind == NoticeKind.STALL
-            else f"{what} ({self.source})"
-            if self.kind == NoticeKind.FAILURE
-            else f"{what} from {self.source}: seen with {self.left:.1f} s left"
-        ]
+        head = f"{what} from {self.source}"
+        if self.kind == NoticeKind.STALL:
+            head = self.detail
+        elif self.kind == NoticeKind.FAILURE:
+            head = f"{what} ({self.source})"
+        step = "" if self.step is None else f" step {self.step}"
+        ranks = any(each.world > 1 for each in self.sessions)
+        parts = []
+        if self.committed is not None:
+            rate = f" at {amount(self.rate)}/s" if self.rate else ""
+            size = f" ({amount(self.bytes)}{rate})" if self.bytes else ""
+            level = as_level(self.level, "")
+            parts += [f"COMMITTED{step} in {self.committed:.2f} s{size}"] + [level] * bool(level)
+            parts += [self.tally()] if ranks else []
+            parts += [] if self.slack is None else [f"{self.slack:.1f} s to spare"]
+            parts += [self.less] if self.less else []
+        else:
+            if self.failed:
+                parts.append(f"NOT COMMITTED ({self.why})")
+            elif self.ended_well:
+                parts.append(f"the command ended with 0 ({self.why})")
+            if ranks or step:
+                parts.append(f"{self.tally()} committed{step}" if ranks else step.strip())
+        before = " before the commit" if self.committed is None and self.ended == WITHDRAWN else ""
+        end = f"{self.ended}{before}" + (f", exit code {self.code}" if self.code is not None else "")
+        return f"{head}: {'; '.join([', '.join(parts), end] if parts else [end])}"
+
+    def measures(self) -> str:
+        """Return how the notice and the first byte went, as words for a log."""
+        parts = [f"seen with {self.left:.1f} s left"]
         if self.delivered is not None:
             parts.append(f"delivered in {self.delivered * 1000:.0f} ms")
-        step = "" if self.step is None else f"step {self.step}"
-        if any(each.world > 1 for each in self.sessions):
-            parts.append(f"{self.tally()} committed {step}".rstrip())
-        elif step:
-            parts.append(step)
-        if self.bytes:
-            parts.append(amount(self.bytes) + (f" at {amount(self.rate)}/s" if self.rate else ""))
         if self.first_byte is not None:
             parts.append(f"first byte after {self.first_byte:.2f} s")
-        if self.committed is not None:
-            which = as_level(self.level, " ")
-            spare = "" if self.slack is None else f" with {self.slack:.1f} s to spare"
-            less = f" ({self.less})" if self.less else ""
-            parts.append(f"COMMITTED{which} after {self.committed:.2f} s{spare}{less}")
-        elif self.failed:
-            parts.append(f"NOT COMMITTED ({self.why})")
-        elif self.ended_well:
-            parts.append(f"the command ended with 0 ({self.why})")
-        before = " before the commit" if self.committed is None and self.ended == WITHDRAWN else ""
-        parts.append(f"{self.ended}{before}")
-        if self.code is not None:
-            parts.append(f"exit code {self.code}")
         return ", ".join(parts)
 
 
@@ -241,6 +244,7 @@ def log(outcome: Outcome, record: Mapping[str, Any]) -> None:
     done = logging.INFO if drill else logging.WARNING
     level = logging.ERROR if outcome.failed else done
     logger.log(level, "%s", outcome.line(), extra={"fields": {"outcome": record}})
+    logger.debug("%s", outcome.measures())
 
 
 class OutcomeFiles:

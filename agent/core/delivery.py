@@ -76,7 +76,7 @@ class Delivery:
         open_sessions = self._sessions.open.values()
         wish = self._notices.upcoming.wish(self._turn.now, anybody=any(s.checkpoints for s in open_sessions))
         if wish is not None:
-            self._turn.log(f"asking for a checkpoint beside training: {wish.reason}")
+            self._turn.log(f"requesting a background checkpoint: {wish.reason}")
             for session in open_sessions:
                 self.checkpoint(session, wish.reason, going=wish.going)
 
@@ -239,9 +239,7 @@ class Delivery:
     def withdrawn(self, notice_id: str) -> None:
         """Handle the withdrawal of a notice: no source shows it any more."""
         if (far := self._notices.withdrawn(notice_id)) is not None:
-            self._turn.log(
-                f"{far.kind} from {far.source} was withdrawn: it stands no longer", logging.WARNING
-            )
+            self._turn.log(f"{far.kind} from {far.source} was withdrawn", logging.WARNING)
         if self._restart.withdrawn(notice_id, self._turn.now):
             self._turn.log("the notice was withdrawn after the command had ended")
         p = self.active

@@ -226,8 +226,8 @@ GRACE = 5.0
 CHECK_EVERY = 2.0
 
 _ADVICE = (
-    "what it looks at does not answer: of a file, see whether its file system does (df), or name one on a local disk; "
-    "else start spotguard again, and report it"
+    "it does not answer: a file's file system may hang (try df), so name a path on a local disk; for a cloud's source, restart spotguard "
+    "and report it"
 )
 
 
@@ -253,5 +253,5 @@ class PollDeadline:
         """Return a blind health if a poll is overdue; else None."""
         if now < self._due:
             return None
-        words = f"no look for {now - self._ended_at:.0f} s, and one takes {self._longest:g} s at the most"
+        words = f"no answer for {now - self._ended_at:.0f} s; a poll may take {self._longest:g} s"
         return blind("overdue", words, _ADVICE)

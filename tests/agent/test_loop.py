@@ -343,7 +343,7 @@ sys.exit(hook.hear(Leave).code)
     assert options.socket is not None
     with caplog.at_level(logging.INFO, "spotguard"):
         assert app.run(options, training(body)) == 75
-    assert "COMMITTED after" in caplog.text
+    assert "COMMITTED step" in caplog.text
     assert "the outcome cannot be written" in caplog.text
     Path(options.socket).parent.mkdir()
 

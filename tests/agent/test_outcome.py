@@ -73,10 +73,10 @@ def test_the_line_says_it_to_a_person() -> None:
     """One line."""
     line = committed().line()
     assert line == (
-        "terminate notice from aws spot/instance-action: seen with 120.0 s left, delivered in 0 ms, step 42, 512.0 MiB at "
-        "86.5 MiB/s, first byte after 0.08 s, COMMITTED after 6.00 s with 114.0 s to spare, TERM after the commit, "
-        "exit code 75"
+        "terminate notice from aws spot/instance-action: COMMITTED step 42 in 6.00 s (512.0 MiB at 86.5 MiB/s), 114.0 s to spare; "
+        "TERM after the commit, exit code 75"
     )
+    assert committed().measures() == "seen with 120.0 s left, delivered in 0 ms, first byte after 0.08 s"
 
 
 def test_the_line_counts_the_ranks() -> None:
@@ -89,7 +89,7 @@ def test_the_line_counts_the_ranks() -> None:
     story.closes(a)
     story.closes(b)
     story.ends(1)
-    assert "1 of 2 ranks here (4 in all) committed step 7, " in story.outcomes[0].line()
+    assert ", 1 of 2 ranks here (4 in all) committed step 7; " in story.outcomes[0].line()
 
 
 def test_an_outcome_without_a_commit_says_why() -> None:
@@ -125,7 +125,7 @@ def test_a_commit_of_less_is_as_loud_as_none() -> None:
         ("full", ""),
         ("weights", "everything does not fit"),
     ]
-    said = "COMMITTED the weights alone after 4.00 s with 116.0 s to spare (1 of 2: everything does not fit)"
+    said = "the weights alone, 116.0 s to spare, 1 of 2: everything does not fit;"
     assert said in outcome.line()
 
 

@@ -110,7 +110,7 @@ def test_an_authority_that_is_none_is_not_taken_for_a_missing_token(server: ApiS
 def test_a_port_that_is_none_is_named(server: ApiServer, port: str) -> None:
     """A Service named `kubernetes-service` makes the kubelet set it so."""
     why = set_label("n7", "gpu", {**server.env, "KUBERNETES_SERVICE_PORT": port}, server.account)
-    assert why.startswith(f"KUBERNETES_SERVICE_PORT={port!r} is no port")
+    assert why.startswith(f"KUBERNETES_SERVICE_PORT={port!r} is not a port")
     assert server.requests == []
 
 

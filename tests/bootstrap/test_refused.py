@@ -35,7 +35,7 @@ from tests.fakes.clock import ManualClock
         (["aws", "--policy", "--store", "s3://ckpt*/x"], "names no bucket"),
         (["aws", "--policy", "--store", "s3://ckpt?/x"], "has the option '/x'"),
         (["aws", "--policy", "--store", "s3://ckpt/x*"], "has the prefix 'x*'"),
-        (["aws", "--policy", "--store", "s3://ckpt?kms-key-id=*"], "kms-key-id='*' is no key"),
+        (["aws", "--policy", "--store", "s3://ckpt?kms-key-id=*"], "kms-key-id='*' is not a KMS key"),
         (
             ["aws", "--store", "s3://192.168.5.4?region=eu-west-1", *NEEDED, "--", "x"],
             "is no name that S3 gives a bucket",
@@ -104,7 +104,7 @@ def test_a_missing_or_unknown_value_is_refused(
         (["--socket", "run.sock"], "--socket 'run.sock'"),
         (["--notice-file", "notice"], "--notice-file 'notice'"),
         (["--config", "f"], "--config"),
-        (["--exit-code", "76"], "--exit-code: by 75"),
+        (["--exit-code", "76"], "--exit-code: leave it out"),
         (["--provider", "gcp"], "--provider 'gcp': the machine is one of aws"),
         (["--package", ""], "--package ''"),
         (["--package", "./dist/x.whl"], "--package './dist/x.whl'"),

@@ -170,7 +170,7 @@ def test_a_rank_that_is_killed_has_a_record(trainee: Trainee, receiver: Webhook,
     assert path.name == "0001-00000.json"
     record = json.loads(path.read_text())
     assert (record["kind"], record["by"], record["step"], record["returncode"]) == ("killed", "agent", 3, -9)
-    assert record["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
+    assert record["evidence"] == ["the command was ended by SIGKILL", "its process vanished"]
     assert record["confidence"] == "high"
 
 

@@ -103,7 +103,7 @@ def test_a_machine_is_preempted_and_the_next_one_of_the_template_goes_on(
         if "--startup-script" not in words:
             assert "Valid" in first.run("cloud-init", "schema", "--system")
         first.service.preempt()
-        first.until("COMMITTED after")
+        first.until("COMMITTED step")
         first.until("exit code 75")
         first.until("Scheduled restart job")
         assert "is over" not in first.journal(), "75 is no end"
@@ -127,7 +127,7 @@ def test_the_power_button_is_a_notice_and_the_next_boot_finds_everything_set_up(
         machine.press_power_button()
         said = machine.journal()
         assert "signal notice from SIGTERM" in said
-        assert "COMMITTED after" in said
+        assert "COMMITTED step" in said
         (step,) = committed(store)
         machine.boot()
         machine.until(f"training continues at step {step} ")
@@ -158,8 +158,8 @@ def test_the_store_may_be_s3_and_what_the_job_must_know_a_file_of_the_machine(
         assert first.run("stat", "--format=%a %U", secrets) == "600 root\n"
         assert first.run("cat", "/home/train/prepared") == f"train {USER}\n"
         first.service.preempt()
-        first.until("COMMITTED after")
-        (step,) = re.findall(r"step (\d+), .* COMMITTED after", first.journal())
+        first.until("COMMITTED step")
+        (step,) = re.findall(r"COMMITTED step (\d+)", first.journal())
         first.cut_power()
     with Booted(
         tmp_path, "second", "aws", printed, files=files, store=store, upstream=swift.endpoint
@@ -200,7 +200,7 @@ def test_an_agent_that_hangs_is_started_again_and_the_run_comes_back_to_it(
         machine.until("Watchdog timeout")
         machine.until("aws spot/instance-action, through the service agent: seeing", times=2)
         machine.service.preempt()
-        machine.until("COMMITTED after")
+        machine.until("COMMITTED step")
         assert len(committed(store)) == 1
 
 

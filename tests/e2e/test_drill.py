@@ -40,8 +40,11 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     outcome = said[-1]["outcome"]
     assert (outcome["drill"], outcome["step"], outcome["ended"]) == (True, 3, "training continues")
     assert machine.committed() == [(1, 3, 0)]
-    running.err.until("drill from spotguard drill: .* COMMITTED")
-    assert "no notice is watched, SIGTERM and drills still work" in running.err.text
+    running.err.until("drill from spotguard drill: COMMITTED")
+    assert (
+        "no cloud's notices are watched: only SIGTERM and `spotguard drill` trigger a save"
+        in running.err.text
+    )
     assert "WARNING" not in running.err.text, "nothing needs attention"
     verdict = said[-1]["verdict"]
     assert (verdict["fits"], verdict["bytes"]) == (True, outcome["bytes"])

@@ -42,7 +42,7 @@ def records(machine: Machine) -> dict[int, str]:
 def test_all_ranks_commit_the_step_at_which_one_meets_an_error(machine: Machine) -> None:
     run = life(machine, "data")
     assert run.ended() == 1
-    run.err.until(rf"2 of 2 ranks committed step {AT}, .* COMMITTED after .* the failed rank ends")
+    run.err.until(rf"COMMITTED step {AT} in .* 2 of 2 ranks, .* the failed rank ends")
     run.err.until(
         rf"training failed: rank 1 \(pid \d+\) at step {AT}: an error of the program .*no such sample"
     )
@@ -77,7 +77,7 @@ def test_nobody_saves_values_that_one_rank_distrusts(machine: Machine, how: str)
 def test_the_rank_that_was_killed_is_the_cause(machine: Machine) -> None:
     run = life(machine, "kill")
     assert run.ended() == 1
-    run.err.until(r"training failed: rank 1 \(pid \d+\).*its process died without a word")
+    run.err.until(r"training failed: rank 1 \(pid \d+\).*its process vanished")
     assert committed(machine) == [AT]
     assert records(machine)[1] == "killed"
 
@@ -89,8 +89,8 @@ def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine
     run = machine.run(
         "--every off --stall-first 4 --recover stall=restart:1", *launcher, ERRING, "9", "hang", str(AT)
     )
-    run.err.until(rf"2 of 2 ranks committed step {AT}, .* COMMITTED .* nothing is ended")
-    run.err.until(r"training still stands: rank 1 \(pid \d+\) .* restart 1 of 1 for stall")
+    run.err.until(rf"COMMITTED step {AT} in .* 2 of 2 ranks, .* nothing is ended")
+    run.err.until(r"training is still stuck: rank 1 \(pid \d+\) .* restart 1 of 1 for stall")
     run.err.until("so that its launcher starts the ranks again" if restarts else "starting the command again")
     again = {run.out.until(rf"^(rank [01]) at step {AT}, again$")[1] for _ in range(2)}
     assert again == {"rank 0", "rank 1"}

@@ -36,7 +36,7 @@ def test_a_training_that_native_code_holds_starts_again_from_its_newest_checkpoi
     )
     running.err.until(r"rank 0 \(pid \d+\) cannot save: no Python runs there")
     running.err.until(r"rank 0 \(pid \d+\) stands still in native code: ")
-    running.err.until("training still stands: .* restart 1 of 1 for stall")
+    running.err.until("training is still stuck: .* restart 1 of 1 for stall")
     running.err.until("starting the command again: training stood still")
     assert trainee.begun(running) == 4
     assert machine.committed() == [(1, 4, 0)]

@@ -20,7 +20,7 @@ def test_memory_that_is_about_to_end_is_told_and_a_checkpoint_made(machine: Mach
     run.err.until(
         r"memory from spotguard \(.* of 640\.0 MiB of this job's cgroup are in use, and at the pace"
     )
-    run.err.until("asking for a checkpoint beside training")
+    run.err.until("requesting a background checkpoint")
     assert run.ended() == 128 + 9
     run.err.until(
         r"training failed: rank 0 \(pid \d+\), last seen at step \d+, with a checkpoint of step \d+: "

@@ -54,7 +54,7 @@ def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee:
 def test_a_training_that_stands_for_good_starts_again_where_it_stood(trainee: Trainee, word: str) -> None:
     running = trainee.guarded("--every off --stall-first 3 --recover stall=restart:1")
     stands(trainee, running, word)
-    running.err.until("training still stands: .* restart 1 of 1 for stall")
+    running.err.until("training is still stuck: .* restart 1 of 1 for stall")
     running.err.until("starting the command again: training stood still")
     assert trainee.begun(running) == 4
     assert trainee.machine.committed() == [(1, 4, 0)]

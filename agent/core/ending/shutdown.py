@@ -114,7 +114,7 @@ class Shutdown:
         there = {number: part for number, part in p.parts.items() if part.open}
         spent = self._turn.now - p.notice.seen_at
         self._turn.log(
-            f"everybody has answered {spent:.2f} s after the notice: ending{p.left_words(self._turn.now)}"
+            f"every training process has answered {spent:.2f} s after the notice: ending the command{p.left_words(self._turn.now)}"
         )
         self.saves_are_over(p)
         # A client without a store is a function given to `on_notice`: it does not know how to leave.

@@ -120,7 +120,7 @@ class StallResponse:
             self._restart(stall)
             return
         decision = self.decision = self._recovery.decide("stall")
-        self._turn.log(f"training still stands: {stall.text()}: {decision.why}", logging.ERROR)
+        self._turn.log(f"training is still stuck: {stall.text()}: {decision.why}", logging.ERROR)
         cause = self._failures.stood(session, f"training stood still: {stall.text()}")
         if decision.action is not RecoveryAction.RESTART:
             self._turn.do(ReportEvent("failure", cause.facts()))

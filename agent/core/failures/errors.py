@@ -28,7 +28,7 @@ from ..session import Session
 
 #: The newest errors that are kept: two attempts of more ranks than a machine has. Any process may tell ever more.
 _ERRORS = 256
-_SILENCE = "its process died without a word"
+_SILENCE = "its process vanished"
 #: The meaning of a command's death by these signals, if nothing else tells more.
 _SIGNALS = {
     signal.SIGKILL: f"it was killed with SIGKILL, and not by spotguard; what to do: {DEATHS['killed'].advice}",

@@ -220,7 +220,7 @@ class StallWatch:
                 quiet = f"no heartbeat for {now - seen.silent_since:.0f} s"
                 lines.append(f"machine {seen.name} of run {run[1]} is silent: {quiet}")
             elif before is not None:
-                lines.append(f"machine {seen.name} of run {run[1]} is heard again after {now - before:.0f} s")
+                lines.append(f"machine {seen.name} of run {run[1]} answers again after {now - before:.0f} s")
         return lines
 
     def hear(self, session: Rank, position: Position, now: float) -> str:

@@ -92,7 +92,7 @@ def _patch(node: str, value: str, env: Mapping[str, str], mount: Path) -> None:
     port = env.get("KUBERNETES_SERVICE_PORT_HTTPS") or env.get("KUBERNETES_SERVICE_PORT") or "443"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise _NotLabelled(
-            f"KUBERNETES_SERVICE_PORT={clip(port, TEXT)!r} is no port: a Service named kubernetes-service sets it: enableServiceLinks: false"
+            f"KUBERNETES_SERVICE_PORT={clip(port, TEXT)!r} is not a port: a Service called kubernetes-service overwrote it; set enableServiceLinks: false"
         )
     server = http.client.HTTPSConnection(
         env["KUBERNETES_SERVICE_HOST"], int(port), timeout=_PATIENCE, context=context

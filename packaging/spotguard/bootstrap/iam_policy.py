@@ -53,7 +53,7 @@ def _key(at: Location) -> dict[str, Any] | None:
     if not key or key.endswith("alias/aws/s3"):
         return None
     if not re.fullmatch(r"[A-Za-z0-9:/_-]+", key):
-        raise UsageError(f"--store: kms-key-id={key!r} is no key; use its ARN, its id, or alias/NAME")
+        raise UsageError(f"--store: kms-key-id={key!r} is not a KMS key; use its ARN, its id, or alias/NAME")
     statement: dict[str, Any] = {"Effect": "Allow", "Action": ["kms:GenerateDataKey", "kms:Decrypt"]}
     head, mark, alias = key.rpartition("alias/")
     if mark:  # these actions take no alias as a resource; a condition on the key takes one

@@ -41,9 +41,7 @@ def read(flags: Mapping[str, str], user: str, clock: Clock) -> Options:
     if "config" in flags:
         raise UsageError("--config: the machine has a file of its own: give the options themselves")
     if "exit-code" in flags:
-        raise UsageError(
-            "--exit-code: by 75 the machine's unit knows that the job is to be started again: leave it out"
-        )
+        raise UsageError("--exit-code: leave it out; the machine's unit restarts the job on exit code 75")
     folders = dict.fromkeys(("stage", "socket", "notice-file"), _on_the_machine)
     readers = {**folders, "store": store, "deadline": _to_come(clock)}
     options = resolve.resolve("run", flags, {}, readers=readers)

@@ -67,7 +67,7 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
     if proof.not_saved:
         yield (
             "not saved",
-            f"{_some(proof.not_saved)}: begins anew; nothing that was compared depends on it",
+            f"{_some(proof.not_saved)}: starts over after a resume; no compared value depends on it",
             "",
         )
     if proof.own_files:

@@ -100,7 +100,7 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
     yield "lost", lost_steps(report), f"steps were trained and do not count{_time_of(report, 'again')}{more}"
     again = _seconds(report, report.kept)
     worth = f", {span(again)} of training" if again else ""
-    yield "kept", steps(report.kept), f"steps count thanks to a save at a notice or an error{worth}"
+    yield "kept", steps(report.kept), f"steps rescued by saves at a notice or an error{worth}"
     cost = f"of training: {percent(report.cost, report.wall)} of the time, for {count(report.saves, 'checkpoint')}"
     yield "checkpoints", span(report.cost), cost
     if (money := report.money) is not None:
@@ -109,8 +109,8 @@ def facts_of(report: RunReport) -> Iterator[tuple[str, str, str]]:
             dollars(money.spent),
             (
                 f"for {money.machine_hours:,.2f} machine hours at {dollars(money.price)}: {dollars(money.useful)} for steps that "
-                f"count, {dollars(money.lost)} for lost ones, {dollars(money.checkpoints)} for checkpoints; the saves spared "
-                f"{dollars(money.kept)}"
+                f"count, {dollars(money.lost)} for lost ones, {dollars(money.checkpoints)} for checkpoints; {dollars(money.kept)} "
+                "saved by spotguard"
             ),
         )
 

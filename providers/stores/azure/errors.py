@@ -96,7 +96,7 @@ def answers(doing: str, clock: Clock) -> Iterator[None]:
                 raise refusal(doing, response.status_code, code(error), headers, clock, said) from error
             if isinstance(error, ClientAuthenticationError):
                 raise DeniedError(
-                    f"{doing}: no token is to be had ({_attempts(error)}); give this machine an "
+                    f"{doing}: could not get a token ({_attempts(error)}); give this machine an "
                     "identity (a managed identity, az login), or set AZURE_STORAGE_CONNECTION_STRING [SG301]"
                 ) from error
             with network(doing):

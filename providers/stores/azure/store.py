@@ -223,7 +223,7 @@ class AzureBlobStore:
         """Compare the blob's properties with its bytes, because another server may have answered for the service.
 
         Raises:
-            UnavailableError: the blob's properties are not to be had, or are those of other bytes.
+            UnavailableError: the blob's properties could not be read, or are those of other bytes.
         """
         why = "the answer is not Azure's"
         try:

@@ -101,7 +101,7 @@ class HeldToken:
                 raise
             if self._turn.fails():
                 log.warning(
-                    "the token for Azure ends in %.0f s, and a new one cannot be had now (%s): look at the machine's identity",
+                    "the token for Azure ends in %.0f s, and refreshing it failed (%s): look at the machine's identity",
                     remains,
                     type(error).__name__,
                 )
@@ -117,9 +117,7 @@ class HeldToken:
         try:
             self._ask({}, _AFTER_REFUSAL)
         except (AzureError, TimeoutError) as error:
-            log.debug(
-                "the token for Azure is refused, and a new one cannot be had now: %s", type(error).__name__
-            )
+            log.debug("the token for Azure is refused, and refreshing it failed: %s", type(error).__name__)
             return False
         return self._token != before
 

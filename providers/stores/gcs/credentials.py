@@ -89,7 +89,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
         try:
             self._attempt.make(lambda: self._source.token == used, lambda: self._fetch(request))
         except (GoogleAuthError, OSError) as error:
-            log.debug("Google's token is refused, and a new one cannot be had now: %s", error)
+            log.debug("Google's token is refused, and refreshing it failed: %s", error)
 
     def renew(self, request: Any) -> None:
         """Fetch another token, although the present one may be valid."""
@@ -109,9 +109,7 @@ class Token(GoogleCredentials):  # type: ignore[no-untyped-call, misc, unused-ig
                 self._attempt.make(lambda: self.left() <= left, lambda: self._fetch(request))
             except (GoogleAuthError, OSError) as error:
                 if self._turn.fails():
-                    log.warning(
-                        "Google's token ends in %.0f s, and a new one cannot be had now: %s", left, error
-                    )
+                    log.warning("Google's token ends in %.0f s, and refreshing it failed: %s", left, error)
 
     def _renew(self, request: Any) -> None:
         """Fetch a token if none is valid. One thread fetches it, and the others wait for it."""

@@ -104,7 +104,7 @@ def _without_token(doing: str, error: GoogleAuthError) -> StoreError:
         return MisconfiguredError(f"{doing}: no token can be had: {advice}")
     if isinstance(error, DefaultCredentialsError):
         return DeniedError(
-            f"{doing}: no Google credentials are to be found ({said}); give the machine a service account, name a key file in "
+            f"{doing}: no Google credentials found ({said}); give the machine a service account, name a key file in "
             "GOOGLE_APPLICATION_CREDENTIALS, or run gcloud auth application-default login [SG301]"
         )
     if error.retryable or any(isinstance(each, OSError) for each in causes(error)):

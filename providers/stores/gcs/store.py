@@ -243,7 +243,7 @@ class GCSStore:
         """Compare the object's metadata with its bytes, because another server may have answered for the service.
 
         Raises:
-            UnavailableError: the object's metadata are not to be had, or are those of other bytes.
+            UnavailableError: the object's metadata could not be read, or are those of other bytes.
         """
         try:
             kept = self._metadata(doing, key)

@@ -101,7 +101,7 @@ class S3Session:
         try:
             self._take(self._found)
         except StoreError as error:
-            log.warning("AWS credentials end soon, and new ones cannot be had now: %s [SG305]", error)
+            log.warning("AWS credentials end soon, and refreshing them failed: %s [SG305]", error)
         finally:
             self._lock.release()
 
@@ -120,9 +120,7 @@ class S3Session:
             except StoreError as error:
                 if self._told is not refused:
                     self._told = refused
-                    log.warning(
-                        "AWS credentials are refused, and new ones cannot be had now: %s [SG305]", error
-                    )
+                    log.warning("AWS credentials are refused, and refreshing them failed: %s [SG305]", error)
                 return False
             return bool(self._frozen != before)
 
@@ -149,7 +147,7 @@ class S3Session:
             credentials = session.get_credentials()
         if credentials is None:
             raise DeniedError(
-                f"{self._at.url}: no AWS credentials are to be found; give the machine an instance role, or set "
+                f"{self._at.url}: no AWS credentials found; give the machine an instance role, or set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY [SG301]"
             )
         self._boto = session

@@ -52,9 +52,10 @@ def test_a_crash_has_an_outcome_like_any_other() -> None:
     assert (outcome.slack, outcome.code, outcome.returncode) == (14.0, None, None)
     assert [each.rank for each in outcome.sessions] == [1]
     line = outcome.line()
-    assert line.startswith("launcher notice from SIGTERM: seen with 24.0 s left")
-    assert f"COMMITTED as partial-extras after 10.00 s with 14.0 s to spare ({LESS})" in line
-    assert line.endswith(", the launcher ends its ranks")
+    assert line.startswith("launcher notice from SIGTERM: COMMITTED step 7 in 10.00 s")
+    assert ", as partial-extras, " in line
+    assert line.endswith(f", 14.0 s to spare, {LESS}; the launcher ends its ranks")
+    assert outcome.measures().startswith("seen with 24.0 s left")
     assert not story.all(Send)
     assert not story.signals
     assert not story.killed

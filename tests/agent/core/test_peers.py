@@ -45,7 +45,7 @@ def test_the_command_is_ended_after_every_commit_here_and_started_again_at_once(
     assert (outcome.left, outcome.step, outcome.committed, outcome.slack) == (118.0, 7, 100.0, None)
     assert (outcome.ended, outcome.returncode, outcome.code) == ("TERM after the commit", -15, None)
     assert outcome.line().startswith(
-        "another machine's notice (terminate: rack 7) from aws spot/instance-action: seen with 118.0 s left"
+        "another machine's notice (terminate: rack 7) from aws spot/instance-action: COMMITTED step 7 in 100.00 s"
     )
     story.ends(0)
     assert story.code == 0

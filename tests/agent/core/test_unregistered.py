@@ -166,7 +166,7 @@ def test_a_save_of_its_own_that_ended_with_0_is_no_failure() -> None:
     outcome = ended(0)
     assert (outcome.failed, outcome.ended_well, outcome.committed) == (False, True, None)
     assert outcome.line().endswith(
-        "the command ended with 0 (no process was registered), signalled, exit code 75"
+        "the command ended with 0 (no process was registered); signalled, exit code 75"
     )
     assert "COMMITTED" not in outcome.line()
     assert outcome.summary()["ended_well"] is True

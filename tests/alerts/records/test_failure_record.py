@@ -17,8 +17,8 @@ from tests.e2e.processes import eventually
 
 KILLED: dict[str, Any] = {
     "class": "killed",
-    "text": "rank 1 (pid 4242): its process died without a word",
-    "evidence": ["its process died without a word"],
+    "text": "rank 1 (pid 4242): its process vanished",
+    "evidence": ["its process vanished"],
     "confidence": "low",
     "run_id": "gpt",
     "rank": 1,
@@ -88,7 +88,7 @@ def test_the_record_is_in_the_run_s_folder_in_the_form_of_a_rank_s(folder: Path)
     assert record.pop("ended") > 1.7e9
     assert record == {
         "kind": "killed",
-        "evidence": ["its process died without a word"],
+        "evidence": ["its process vanished"],
         "confidence": "low",
         "error": "",
         "message": KILLED["text"],

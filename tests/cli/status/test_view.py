@@ -143,15 +143,17 @@ def test_a_run_on_which_all_is_well() -> None:
         "  notices       aws spot/instance-action  seeing for 7 s",
         "  training      train.py (pid 26954), step 5210",
         "  checkpoint    step 5000, 12 s ago",
-        "  saves         5.3 MiB at the notice, in the middle of a step too",
+        "  saves         5.3 MiB at any moment of a step",
     ]
 
 
 def test_the_cost_of_a_save_is_shown_once_one_has_measured_it() -> None:
     session = a_session(save_seconds=12.04, rate=7.0 * 2**30)
     lines = shown(a_body(sessions=[session]), None)
-    assert lines[-1].endswith("in the middle of a step too; about 12.0 s, as the last ones were (7.0 GiB/s)")
-    assert shown(a_body(), None)[-1].endswith("step too")
+    assert lines[-1].endswith(
+        "at any moment of a step; about 12.0 s at the speed of the last ones (7.0 GiB/s)"
+    )
+    assert shown(a_body(), None)[-1].endswith("of a step")
 
 
 MISUSE = "guard.step() was not called since guard.restore(); call guard.step() after each optimizer.step()"

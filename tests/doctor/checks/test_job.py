@@ -26,10 +26,7 @@ def looked(*sessions: dict[str, Any]) -> dict[str, Finding]:
 def test_one_that_saves_at_the_notice_is_well() -> None:
     found = looked(a_rank(bytes=GIB))
     assert [found[check].state for check in ("job", "checkpoint")] == ["ok", "ok"]
-    assert (
-        found["job"].found
-        == "run gpt-small-7: 1.0 GiB, step 5210, saved at the notice, in the middle of a step too"
-    )
+    assert found["job"].found == "run gpt-small-7: 1.0 GiB, step 5210, saved at any moment of a step"
     assert found["checkpoint"].found == "run gpt-small-7: of step 5000, 12 s old; one is made every 60 s"
 
 

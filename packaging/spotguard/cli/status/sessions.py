@@ -191,7 +191,7 @@ def _mode(session: dict[str, Any]) -> str:
     because = f": {session['detail']}" if session["detail"] else ""
     match session["mode"]:
         case "window":
-            return f"at the notice, in the middle of a step too{because}"
+            return f"at any moment of a step{because}"
         case "boundary":
             return f"at the next guard.step(){because}"
         case "callback":
@@ -204,7 +204,7 @@ def _takes(session: dict[str, Any]) -> str:
     seconds, rate = session["save_seconds"], session["rate"]
     if seconds is None or not rate:
         return ""
-    return f"; about {seconds:.1f} s, as the last ones were ({amount(rate)}/s)"
+    return f"; about {seconds:.1f} s at the speed of the last ones ({amount(rate)}/s)"
 
 
 def _short(session: dict[str, Any]) -> str:

@@ -53,7 +53,7 @@ def judge(dates: Dates, scheme: str, *, taken: bool) -> Finding:
         taken: the store has accepted a request of this machine, with this clock.
     """
     if dates.ahead is None:
-        return ok("clock", "not compared: nobody has answered with a date", skew_seconds=None)
+        return ok("clock", "not checked: no server has sent a date", skew_seconds=None)
     off = abs(dates.ahead)
     side = "ahead of" if dates.ahead > 0 else "behind"
     facts: dict[str, Any] = {"skew_seconds": round(dates.ahead, 1)}

@@ -121,7 +121,7 @@ def _size(run_id: str, ranks: Sequence[Session]) -> Finding:
             "a step's length comes off the window: keep steps short beside it, or remove what is named",
             **facts,
         )
-    return ok("job", f"{words}, saved at the notice, in the middle of a step too", **facts)
+    return ok("job", f"{words}, saved at any moment of a step", **facts)
 
 
 def _proof(run_id: str, proof: str) -> Finding:

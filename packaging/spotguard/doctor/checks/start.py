@@ -62,7 +62,7 @@ def look(
         yield fails("start", found, advice, **facts)
     if not refused:
         named = f"; {command[0]} is {program}" if command else ""
-        yield ok("start", f"`run` takes these options{named}", **facts)
+        yield ok("start", f"`spotguard run` accepts these options{named}", **facts)
 
 
 def _whose(port: int, clock: Clock) -> str | None:

@@ -48,7 +48,7 @@ def test_a_process_that_dies_without_a_word_is_the_cause_of_a_lost_peer() -> Non
     story.closes(first)
     story.ends(1)
     assert causes(story) == [
-        "rank 1 (pid 502), last seen at step 40, with a checkpoint of step 30: its process died without a word, so a signal or "
+        "rank 1 (pid 502), last seen at step 40, with a checkpoint of step 30: its process vanished, so a signal or "
         "os._exit() has ended it; what to do: see dmesg, and the log of the scheduler"
     ]
 
@@ -62,7 +62,7 @@ def test_a_launcher_s_last_attempt_has_a_cause_of_its_own() -> None:
     story.closes(first)
     story.says(second, Position(5000, attempt=2))
     story.closes(second)
-    told = "rank 0 (pid 502), last seen at step 5000: its process died without a word"
+    told = "rank 0 (pid 502), last seen at step 5000: its process vanished"
     assert causes(story) == [told]  # at once: the launcher may go on for hours
     story.ends(1)
     assert causes(story)[-1].startswith(told)
@@ -153,7 +153,7 @@ def test_a_rank_that_trains_on_behind_another_one_s_sigterm_may_be_killed_later(
     story.says(session, Position(42))
     story.closes(session)
     story.ends(1)
-    assert "its process died without a word" in causes(story)[0]
+    assert "its process vanished" in causes(story)[0]
 
 
 def test_a_rank_that_had_trained_since_it_told_its_step_does_not_train_on_behind_the_sigterm() -> None:
@@ -176,7 +176,7 @@ def test_the_rank_that_died_before_its_launcher_ended_the_others_is_the_cause() 
     story.says(first, LAUNCHER)
     story.closes(first)
     story.ends(1)
-    assert causes(story)[0].startswith("rank 1 (pid 502): its process died without a word")
+    assert causes(story)[0].startswith("rank 1 (pid 502): its process vanished")
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -458,7 +458,7 @@ def test_a_death_that_is_seen_behind_its_peers_error_is_the_cause() -> None:
 
 def test_a_silent_death_has_two_sources_where_the_kernel_counts_it() -> None:
     """One alone is no high confidence, and nobody has recorded it."""
-    for kills, told in ((0, ["its process died without a word"]), (1, None)):
+    for kills, told in ((0, ["its process vanished"]), (1, None)):
         story = Story()
         session = story.opens(501)
         story.closes(session)
@@ -532,7 +532,7 @@ def test_the_command_s_end_may_be_seen_before_its_process_s_death() -> None:
     story.ends(-signal.SIGKILL)
     (facts,) = failures(story)
     assert (facts["pid"], facts["step"], facts["confidence"]) == (story.pid, 3, "high")
-    assert facts["evidence"] == ["the command was ended by SIGKILL", "its process died without a word"]
+    assert facts["evidence"] == ["the command was ended by SIGKILL", "its process vanished"]
 
 
 def test_a_process_that_came_back_and_said_good_bye_was_not_killed() -> None:

@@ -332,7 +332,7 @@ def test_a_network_that_heals_in_time_saves_nothing() -> None:
     seen(run)
     run.stands(60, "collective", "backward")
     assert run.told == []
-    assert run.warnings[1] == "machine node2 of run run is heard again after 8 s"
+    assert run.warnings[1] == "machine node2 of run run answers again after 8 s"
     assert run.story.machine.stalls.silent == []
 
 

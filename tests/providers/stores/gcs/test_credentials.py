@@ -382,4 +382,4 @@ def test_a_lost_identity_is_told_once(
         for _ in range(3):
             token.freshen(None)
             clock.advance(61)
-        assert caplog.text.count("cannot be had now") == lost
+        assert caplog.text.count("refreshing it failed") == lost

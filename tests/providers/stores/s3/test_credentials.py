@@ -95,7 +95,7 @@ def test_credentials_that_are_gone_leave_the_refusal(
         (tmp_path / "credentials").unlink()
         with pytest.raises(DeniedError, match="ExpiredToken"):
             store.put("run/a", memoryview(DATA))
-    assert "AWS credentials are refused, and new ones cannot be had now" in caplog.text
+    assert "AWS credentials are refused, and refreshing them failed" in caplog.text
 
 
 def test_many_threads_ask_once(shared: Callable[[str], None]) -> None:
@@ -128,7 +128,7 @@ def test_without_credentials_the_message_says_where_they_come_from(monkeypatch: 
         monkeypatch.delenv(name)
     with AnsweringServer(lambda asked: STORED) as server:
         for verb in (*VERBS.values(), warmed):
-            with pytest.raises(DeniedError, match=r"no AWS credentials are to be found; give the machine"):
+            with pytest.raises(DeniedError, match=r"no AWS credentials found; give the machine"):
                 verb(at(server))
         assert server.connections == []
 
@@ -203,7 +203,7 @@ def test_credentials_that_hold_are_used_while_nobody_gives_new_ones(
         assert key_of(server.asked[-1]) == "ROLE"
     said = [record.message for record in caplog.records if record.name == "spotguard"]
     assert len(said) == 1
-    assert said[0].startswith("AWS credentials end soon, and new ones cannot be had now")
+    assert said[0].startswith("AWS credentials end soon, and refreshing them failed")
 
 
 def test_credentials_that_have_ended_when_they_come_are_none(role: Callable[[str, float], None]) -> None:
@@ -240,7 +240,7 @@ def test_many_threads_are_told_once_that_nothing_is_to_be_had(
         list(pool.map(put, range(16)))
     said = [record.message for record in caplog.records if record.name == "spotguard"]
     assert len(said) == 1
-    assert said[0].startswith("AWS credentials are refused, and new ones cannot be had now")
+    assert said[0].startswith("AWS credentials are refused, and refreshing them failed")
 
 
 def test_a_role_says_when_it_ends_and_that_it_is_renewed(role: Callable[[str, float], None]) -> None:

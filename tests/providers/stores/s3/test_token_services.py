@@ -79,8 +79,8 @@ def test_credentials_that_hold_are_used_when_sts_gives_no_others(
         with pytest.raises(DeniedError, match="ExpiredToken"):
             store.put("run/a", memoryview(DATA))
     assert len(sts.asked) == 3
-    assert "AWS credentials end soon, and new ones cannot be had now" in caplog.text
-    assert "AWS credentials are refused, and new ones cannot be had now" in caplog.text
+    assert "AWS credentials end soon, and refreshing them failed" in caplog.text
+    assert "AWS credentials are refused, and refreshing them failed" in caplog.text
 
 
 @cases("portal", PORTALS)
@@ -103,7 +103,7 @@ def test_an_answer_of_another_server_than_sts_is_no_token(
         caplog.clear()
         store.warm()
         assert key_of(server.asked[-1]) == "ROLE"
-    assert "AWS credentials end soon, and new ones cannot be had now" in caplog.text
+    assert "AWS credentials end soon, and refreshing them failed" in caplog.text
 
 
 @cases(
@@ -139,7 +139,7 @@ def test_an_answer_of_another_server_than_the_machines_is_no_role(
     ):
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
-        with pytest.raises(DeniedError, match="no AWS credentials are to be found"):
+        with pytest.raises(DeniedError, match="no AWS credentials found"):
             at(server).put("run/a", memoryview(DATA))
         assert len(machine.asked) <= 4
         assert server.asked == []

@@ -149,7 +149,7 @@ def log_as(options: Options) -> logging.Handler:
 def warn_of_unknown_variables() -> None:
     """Warn of unknown SPOTGUARD_ variables: a misspelt name would leave its option unset without a word."""
     for line in resolve.unknown_variables(os.environ):
-        logger.warning("no option is called so, and nobody reads it: %s [SG701]", line)
+        logger.warning("unknown variable, ignored: %s [SG701]", line)
 
 
 def _warn_of_a_store_that_dies(options: Options) -> None:
