@@ -59,7 +59,7 @@ def test_the_readme_of_a_release_has_no_relative_link(
     passed = _metadata(tmp_path, monkeypatch, home)
     links = re.findall(r"\]\(([^)\s]+)\)", passed["long_description"])
     assert [link for link in links if not link.startswith("https://")] == []
-    assert "](https://code.example.org/s/raw/main/docs/images/demo.svg)" in passed["long_description"]
+    assert "](https://code.example.org/s/raw/main/docs/images/resumed.svg)" in passed["long_description"]
     assert "](https://code.example.org/s/blob/main/docs/tutorial.md)" in passed["long_description"]
     assert passed["project_urls"]["Documentation"] == "https://docs.example.org/s"
 

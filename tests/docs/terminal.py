@@ -70,8 +70,8 @@ class Terminal:
         assert not meanwhile, f"{command}: no moment came for {meanwhile}:\n{said}"
         return self._status, said + beside
 
-    def leaves(self, command: str, until: list[str]) -> None:
-        """Leave a command running, once it has said these lines."""
+    def leaves(self, command: str, until: list[str], meanwhile: str = "") -> None:
+        """Leave a command running, once it has said these lines. `meanwhile` is typed as in `types`."""
         running = self._start(command)
         self._beside.append(running)
         said = ""
@@ -80,6 +80,9 @@ class Terminal:
             line = next(lines, "")
             assert line, f"{command}: never said {until}:\n{said}"
             said += line
+            if meanwhile and line.startswith("step "):
+                self._said_by(meanwhile)
+                meanwhile = ""
         # So that a full pipe never stops it.
         self._readers.append(threading.Thread(target=lambda: list(lines), name="docs-pipe"))
         self._readers[-1].start()

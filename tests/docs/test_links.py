@@ -20,5 +20,5 @@ def test_every_relative_link_leads_to_something() -> None:
                 assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-def test_the_picture_of_the_demo_is_there() -> None:
-    assert "docs/images/demo.svg" in links(ROOT / "README.md")
+def test_the_picture_of_the_readme_is_there() -> None:
+    assert "docs/images/resumed.svg" in links(ROOT / "README.md")
