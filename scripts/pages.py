@@ -26,6 +26,10 @@ _TAG = re.compile(r"<[^>]*>")
 _OF_README = re.compile(r"^<!-- README: (.+) -->$", re.MULTILINE)
 _OF_CODE = re.compile(r"^::: (?P<name>[\w.]+)\n(?P<options>(?:    .*\n)*)", re.MULTILINE)
 _MEMBERS = re.compile(r"members: \[(.*)\]")
+#: A place in the repository, in the text of a page.
+_INSIDE = re.compile(
+    r"(?<!<span></span>)<code>((?:[^<]*[^\w./<-])?(?:tests|benchmarks|scripts|agent|hooks|providers|packaging)/[^<]*)</code>"
+)
 _COMMENT = re.compile(r"^ *<!-- .*? -->\n", re.MULTILINE)
 
 
@@ -68,6 +72,10 @@ def on_page_content(content: str, *, page: Any, **_: Any) -> str:
     """Return the page, checked, with what each of its copy buttons copies. mkdocs calls this."""
     if not _OF_CODE.search(page.markdown):
         check(page.markdown, content)
+    if cited := _INSIDE.findall(content):
+        raise BrokenPageError(
+            f"{page.file.src_uri}: {', '.join(cited)}: a reader of the site has no repository: write what is there"
+        )
     return _BLOCK.sub(_copied, content)
 
 

@@ -61,6 +61,12 @@ def test_a_copy_button_copies_no_prompt_no_output_and_no_mark_of_a_diff(source: 
     assert re.findall('data-copy="(.*?)"', built(source)) == [copied]
 
 
+def test_a_page_that_cites_the_repository_is_refused() -> None:
+    with pytest.raises(site.BrokenPageError, match=r"^page.md: tests/x.py, see hooks/y: "):
+        built("`tests/x.py` `see hooks/y`")
+    built("`/var/lib/cloud/scripts/per-boot/` [tests](tests/x.md)\n\n```text\ntests/x.py\n```\n")
+
+
 def test_the_site_links_its_repository_once_there_is_one() -> None:
     places = {"repository": "https://code.example.org/s", "documentation": "https://docs.example.org/s"}
     assert site.links(places)["repo_url"] == "https://code.example.org/s"
@@ -104,6 +110,7 @@ SEARCHES = [
     ("uninstall", "tutorial"),
     ("change batch size", "explanation/other-state"),
     ("load checkpoint without spotguard", "how-to/export"),
+    ("crash", "how-to/failures"),
     ("training hangs", "how-to/stalls"),
     ("experiment tracker", "how-to/marks"),
     ("coding agent", "how-to/coding-agents"),
