@@ -42,7 +42,7 @@ def test_workers_that_are_cut_end_as_those_that_never_were(
     if case in ("drain", "agent"):
         assert starts[0][2] != starts[-1][2]  # on another node
     if case == "agent":
-        assert "2 of 2 ranks committed" in (tmp_path / "cut.agent").read_text()
+        assert ", 2 of 2 ranks, " in (tmp_path / "cut.agent").read_text()
 
 
 def test_a_call_outside_a_worker_is_refused(tmp_path: Path) -> None:
