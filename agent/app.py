@@ -12,7 +12,6 @@ import queue
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,8 +55,20 @@ logger = logging.getLogger("spotguard.agent")
 _PATIENCE = 0.2
 
 
-def run(options: Options, command: Sequence[str], *, service_socket: Path = SERVICE_SOCKET) -> int:
+def run(
+    options: Options,
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    service_socket: Path = SERVICE_SOCKET,
+) -> int:
     """Guard `command` until it ends, and return the code to exit with.
+
+    Args:
+        options: the options.
+        command: the command.
+        variables: what its environment has beside this process's and the agent's own.
+        service_socket: the path of the machine's service agent.
 
     Raises:
         UsageError: an option cannot be used, or the command cannot be started (`CommandError`, with its code).
@@ -80,7 +91,7 @@ def run(options: Options, command: Sequence[str], *, service_socket: Path = SERV
         verify_every=None if options.verify_every == "off" else options.verify_every,
     )
     path = path_of(options.socket, options.run_id, os.environ, os.geteuid())
-    return _serve(options, policy, path, command, service_socket)
+    return _serve(options, policy, path, command, service_socket, variables or {})
 
 
 def serve(options: Options) -> int:
@@ -93,14 +104,19 @@ def serve(options: Options) -> int:
         acknowledge=options.acknowledge,
         stall_first=None if options.stall_first == "off" else options.stall_first,
     )
-    return _serve(options, policy, path, None, None)
+    return _serve(options, policy, path, None, None, {})
 
 
 def _serve(
-    options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
+    options: Options,
+    policy: Policy,
+    path: Path,
+    command: Sequence[str] | None,
+    service_socket: Path | None,
+    variables: Mapping[str, str],
 ) -> int:
     try:
-        return _assemble(options, policy, path, command, service_socket)
+        return _assemble(options, policy, path, command, service_socket, variables)
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
@@ -109,7 +125,12 @@ def _serve(
 
 
 def _assemble(
-    options: Options, policy: Policy, path: Path, command: Sequence[str] | None, service_socket: Path | None
+    options: Options,
+    policy: Policy,
+    path: Path,
+    command: Sequence[str] | None,
+    service_socket: Path | None,
+    variables: Mapping[str, str],
 ) -> int:
     clock, rng = SystemClock(), random.Random()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -134,7 +155,7 @@ def _assemble(
         if alerts is not None:
             stack.callback(alerts.close)
         if command is not None:
-            env = exported(options, server.path, env)
+            env = exported(options, server.path, {**env, **variables})
             env |= torchrun.told(command, options.window, env)
             supervisor = Supervisor(command, env=env, post=post)
             stack.callback(supervisor.close)
@@ -331,11 +352,7 @@ def exported(options: Options, socket: Path, env: Mapping[str, str]) -> dict[str
         "SPOTGUARD_LOSSY_MOMENTS": "yes" if options.lossy_moments else "",
         "SPOTGUARD_EXTRAS_WORTH": options.extras_worth,
         "SPOTGUARD_BEGIN_ANEW": "yes" if options.begin_anew else "",
-        "SPOTGUARD_ATTACH": "yes" if options.attach else "",
     }
-    if options.attach and (spec := find_spec("spotguard.attach")) is not None and spec.origin is not None:
-        startup = Path(spec.origin).with_name("path")
-        given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(startup), env.get("PYTHONPATH"))))
     # These belong to this agent. A `spotguard run` inside the command would find the port taken and not start, and would send each
     # alert once more. A webhook's URL may be a secret.
     own = ("SPOTGUARD_METRICS_PORT", "SPOTGUARD_WEBHOOK", "SPOTGUARD_ON_FAILURE")

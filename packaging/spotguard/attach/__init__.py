@@ -13,7 +13,7 @@ from pathlib import Path
 from .import_watch import VARIABLE
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a command, in whose Pythons Trainers attach themselves."""
+def variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a command's environment needs beside `env`, for Trainers to attach themselves in its Pythons."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).with_name("path")), env.get("PYTHONPATH"))))
-    return {**env, VARIABLE: "yes", "PYTHONPATH": path}
+    return {VARIABLE: "yes", "PYTHONPATH": path}

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from spotguard import attach
 from spotguard.agent.config import resolve
 from spotguard.agent.config.options import Options
 from spotguard.agent.config.settings import settings_of
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     _warn_of_a_missing_sdk(options)
     from spotguard.agent import app
 
-    code = app.run(options, list(command))
+    code = app.run(options, list(command), attach.variables(os.environ) if options.attach else None)
     if code == 128 + signal.SIGINT:
         pass_on_the_interrupt()
     return code

@@ -14,7 +14,7 @@ from types import FrameType
 from rich.text import Text
 
 from spotguard.agent.config import parsers
-from spotguard.attach import environment
+from spotguard.attach import variables
 from spotguard.prove import page
 from spotguard.prove.copies import Original, links
 from spotguard.prove.proof import EXIT_CODES, ProofRequest, prove
@@ -145,7 +145,7 @@ def _trial(arguments: argparse.Namespace, command: Sequence[str]) -> ProofReques
         )
     return ProofRequest(
         command=command,
-        env=environment(os.environ) if arguments.attach else os.environ,
+        env={**os.environ, **variables(os.environ)} if arguments.attach else os.environ,
         original=original_of(arguments),
         steps=steps,
         tries=tries,
