@@ -80,6 +80,8 @@ class SessionOutcome:
     less: str
     #: Why the session did not commit; "" if it did.
     why: str
+    #: The Trainer that `run --attach` has attached in it; "" if its script registers.
+    attached: str = ""
 
 
 @dataclass(frozen=True, slots=True)

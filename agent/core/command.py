@@ -19,6 +19,11 @@ from .state import Turn
 OUTLIVED = 60.0
 #: Exit code of `run` if it has killed the command for a failure. Schedulers take the command's own, 137, for a lack of memory.
 ENDED_FOR_FAILURE = 1
+#: Why `--attach` has attached nothing while no process tells of a framework.
+UNREACHED = (
+    "no Python that this run's environment reached has imported the Trainer of transformers or Lightning (env -i, sudo and "
+    "python -I drop the environment)"
+)
 #: Seconds from the end of one check of the group's remaining processes to the next check.
 LOOK = 0.2
 
@@ -34,7 +39,9 @@ class Command:
     ended_at: float = 0.0
     #: A training process of this start has registered.
     joined: bool = False
-    #: The log has said that `--attach` has attached nothing in it.
+    #: Why `--attach` has attached nothing in it yet, as its newest process told.
+    unattached: str = UNREACHED
+    #: The log has said so.
     named_unattached: bool = False
     #: Pids of its training processes. Under a launcher each may lead a group of its own.
     trained: set[int] = field(default_factory=set)
@@ -96,6 +103,13 @@ class CommandGroup:
         if self.current is not None and session.store:
             self.current.joined = True
             self.current.trained.add(session.pid)
+
+    @property
+    def unattached(self) -> str:
+        """Why `--attach` has attached nothing in this start of the command; "" if it has, or is not asked to."""
+        command = self.current
+        waits = self._turn.policy.attach and command is not None and not command.joined
+        return command.unattached if command is not None and waits else ""
 
     def ended(self, event: CommandEnded) -> None:
         """Note the exit code, once."""

@@ -259,7 +259,7 @@ class Delivery:
             if part.open and not part.leave_sent:
                 self._turn.do(Send(number, protocol.Withdrawn(part.delivered_as)))
         if not p.published:
-            self._turn.do(Publish(p.outcome(ended, None, None)))
+            self._turn.do(Publish(p.outcome(ended, None, None, self._command.unattached)))
         self.active = None
 
     def forget(self, p: Preemption) -> None:
@@ -269,7 +269,7 @@ class Delivery:
 
     def publish(self, p: Preemption, ended: str, returncode: int | None, code: int | None) -> None:
         """Write the record of this notice, and let its cloud begin if everything is committed."""
-        outcome = p.outcome(ended, returncode, code)
+        outcome = p.outcome(ended, returncode, code, self._command.unattached)
         p.published = True
         self._turn.do(Publish(outcome))
         if self._turn.policy.acknowledge and outcome.committed is not None and self._are_all_known(p):
@@ -312,8 +312,8 @@ class Delivery:
             return "a notice is being handled now: a drill would disturb it"
         if any(event.uid in (0, session.uid) for session in sessions.values()):
             return ""
-        if self._turn.policy.attach and not sessions:
-            return "--attach has attached nothing yet: no Trainer has begun to train, and nothing would be saved [SG107]"
+        if why := self._command.unattached:
+            return f"--attach has attached nothing, and nothing would be saved: {why} [SG107]"
         if not self._command.running or signum is None or sessions:
             return "no training process is registered here: nothing would be saved [SG107]"
         if event.preempt:

@@ -188,6 +188,11 @@ class Machine:
         return self._command.current
 
     @property
+    def unattached(self) -> str:
+        """Why `--attach` has attached nothing in the current start of the command; "" if it has, or is not asked to."""
+        return self._command.unattached
+
+    @property
     def failure(self) -> FailureCause | None:
         """The cause of the command's last failure."""
         return self._failures.last

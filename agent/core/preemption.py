@@ -279,7 +279,15 @@ class Preemption:
             by_run.setdefault(part.session.run, []).append(part)
         return by_run.values()
 
-    def outcome(self, ended: str, returncode: int | None, code: int | None) -> Outcome:
+    def outcome(self, ended: str, returncode: int | None, code: int | None, unattached: str = "") -> Outcome:
+        """Return how the preemption ended.
+
+        Args:
+            ended: how the command ended, in words.
+            returncode: the command's return code; None without an end.
+            code: the exit code of `run`; None if it continues.
+            unattached: why `--attach` has attached nothing; "" if it has, or was not asked to.
+        """
         seen = min(self.notice.seen_at, self._seen_now)
         parts = [part.outcome(seen, ended) for part in self.parts.values()]
         committed = [p.committed for p in parts if p.committed is not None]
@@ -309,7 +317,7 @@ class Preemption:
             committed=last,
             level=_level(parts) if whole else "",
             less=_said(parts, [p.less for p in parts if p.less]) if whole else "",
-            why="" if whole else self._why(parts, ended),
+            why="" if whole else self._why(parts, unattached),
             slack=None if last is None or self.stays else self.deadline - (seen + last),
             ended=ended,
             returncode=returncode,
@@ -321,9 +329,9 @@ class Preemption:
         """Return the rate of uploads without a commit, in bytes per second: the sum, because the ranks send at the same time."""
         return sum(part.pace.overall() or 0.0 for part in self.parts.values()) or None
 
-    def _why(self, parts: list[SessionOutcome], ended: str) -> str:
+    def _why(self, parts: list[SessionOutcome], unattached: str) -> str:
         if not parts:
-            return "no process was registered"
+            return f"nothing was attached: {unattached}" if unattached else "no process was registered"
         return _said(parts, [p.why for p in parts if p.why])
 
 

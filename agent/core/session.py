@@ -391,4 +391,5 @@ class Participant:
             level=clip(saved.level, NAME) if saved else "",
             less=clip(saved.detail, TEXT) if saved else "",
             why=self.why(ended),
+            attached=who.attached,
         )

@@ -219,6 +219,8 @@ class Answers:
     def heard(self, event: Heard) -> None:
         """Handle a message of a session."""
         session, message = self._sessions.open.get(event.session), event.message
+        if isinstance(message, protocol.Unattached) and self._command.current is not None:
+            self._command.current.unattached = clip(message.why, TEXT)
         if session is None:
             return
         if isinstance(message, protocol.PeerPreempted):

@@ -14,6 +14,10 @@ from .process_stat import has_ended, is_exiting
 TOO_OFTEN = "your user asks too often: ask again in a second"
 
 
+#: The first messages of a peer, each of which may be refused.
+FIRST = protocol.Register | protocol.Ask | protocol.Watch | protocol.Unattached | protocol.Foreign
+
+
 class UserAllowances:
     """What all connections of each user together may still send; it outlasts them.
 
@@ -56,7 +60,7 @@ class UserAllowances:
 
 def refusal(
     connection: Connection,
-    first: protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign,
+    first: FIRST,
     others: Iterable[Connection],
     allowances: UserAllowances,
 ) -> str:

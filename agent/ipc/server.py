@@ -25,7 +25,7 @@ from ...providers.clock import Clock
 from ...providers.errors import ProtocolError
 from ...providers.text import NAME, clip
 from ..events import Asked, Closed, Event, Heard, Opened, StatusAsked, Watching
-from .admission import TOO_OFTEN, UserAllowances, refusal
+from .admission import FIRST, TOO_OFTEN, UserAllowances, refusal
 from .connection import Connection, DisconnectedPeers, Limits
 from .listener import listen
 from .process_stat import has_ended
@@ -323,7 +323,7 @@ class Server:
         return messages is not None
 
     def _take(self, connection: Connection, message: Message) -> None:
-        if not isinstance(message, protocol.Register | protocol.Ask | protocol.Watch | protocol.Foreign):
+        if not isinstance(message, FIRST):
             self._post(Heard(connection.number, message))
         elif why := refusal(connection, message, self._connections.values(), self._allowances):
             level = logging.DEBUG if why == TOO_OFTEN else logging.WARNING
@@ -332,6 +332,9 @@ class Server:
             self._say(connection, protocol.Refused(why))
         elif isinstance(message, protocol.Register):
             self._welcome(connection, message)
+        elif isinstance(message, protocol.Unattached):
+            self._post(Heard(connection.number, message))
+            self._drop(connection, "done", logging.DEBUG)
         elif isinstance(message, protocol.Watch):
             self._post(Watching(connection.number))
         elif isinstance(message, protocol.Ask):

@@ -61,6 +61,7 @@ def answers(
         "for_seconds": round(now - facts.started, 1),
         "phase": machine.phase,
         "command": _command(machine),
+        "unattached": machine.unattached or None,
         "sources": feed.status(now),
         "notice": _notice(machine, now),
         "window": facts.window if facts.window_given else feed.window or facts.window,

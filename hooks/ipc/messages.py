@@ -295,6 +295,14 @@ class WatchMachines(Message):
     machines: dict[str, Any] = field(default_factory=dict)
 
 
+@message("unattached")
+class Unattached(Message):
+    """First and only message of a process below `spotguard run --attach` in which nothing is attached, yet or at its end."""
+
+    why: str
+    protocol: int = VERSION
+
+
 # --- sent by the agent to a training process -----------------------------------------------------------
 
 

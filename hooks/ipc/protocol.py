@@ -71,7 +71,7 @@ class Role(Enum):
 
 
 #: First messages, which have the version of their sender.
-_FIRST = (Register, Ask, Watch)
+_FIRST = (Register, Ask, Watch, Unattached)
 #: Role after a message, by the role before it. A pair outside this table is a ProtocolError: the table is the whole
 #: state machine.
 _TABLE: dict[tuple[Role, type[Message]], Role] = {
@@ -79,6 +79,7 @@ _TABLE: dict[tuple[Role, type[Message]], Role] = {
     (Role.NEW, Ask): Role.ASKER,
     (Role.NEW, Watch): Role.WATCHER,
     (Role.NEW, Foreign): Role.GONE,
+    (Role.NEW, Unattached): Role.GONE,
     (Role.HOOK, Delivered): Role.HOOK,
     (Role.HOOK, Progress): Role.HOOK,
     (Role.HOOK, Committed): Role.HOOK,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotguard import attach
+from spotguard.hooks.ipc import protocol
 
 STARTUP = Path(attach.__file__).with_name("path")
 #: A module of a framework's name, with a class that trains.
@@ -171,6 +173,64 @@ def test_a_process_that_may_have_trained_says_why_nothing_was_attached(
 )
 def test_a_tool_a_launcher_and_a_later_rank_say_nothing(code: str, folder: Path) -> None:
     assert said(folder, code) == ""
+
+
+def test_a_loop_of_a_subclass_s_own_is_named_as_it_begins_and_once(folder: Path) -> None:
+    code = (
+        "import torch, transformers.trainer as t\nclass Own(t.Trainer):\n    def train(self): return 'trained'\n"
+        "class Below(Own):\n    pass\nprint(Below().train(), Own().train())"
+    )
+    done = python(folder, code)
+    assert done.stdout == "trained trained\n"
+    (line,) = done.stderr.splitlines()
+    assert (
+        "nothing is attached: Own.train() is a loop of its own, which never calls that of the Trainer" in line
+    )
+
+
+@pytest.mark.parametrize(
+    "call", ["super().train()", "t.Trainer.train(self)", "[super(Own, self).train() for _ in '1']"]
+)
+def test_a_subclass_that_calls_the_trainer_s_loop_is_not_named(call: str, folder: Path) -> None:
+    code = f"import transformers.trainer as t\nclass Own(t.Trainer):\n    def train(self): return {call}\nprint(Own.train.__qualname__)"
+    assert said(folder, code) == "Own.train"
+
+
+def test_an_init_subclass_of_the_trainer_still_runs(folder: Path) -> None:
+    own = "    def __init_subclass__(cls, word='', **more): cls.word = word\n"
+    (folder / "transformers" / "trainer.py").write_text(TRAINER + own)
+    code = "import transformers.trainer as t\nclass Own(t.Trainer, word='kept'): pass\nprint(Own.word)"
+    assert said(folder, code) == "kept"
+
+
+def agent_hears(folder: Path, code: str) -> list[str]:
+    """What a process tells the agent of why nothing is attached in it."""
+    path = folder / "s"
+    told: list[str] = []
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(path))
+        agent.listen()
+        python(folder, f"import os\nos.environ['SPOTGUARD_SOCKET'] = {str(path)!r}\n{code}")
+        agent.setblocking(False)
+        while True:
+            try:
+                connection, _ = agent.accept()
+            except BlockingIOError:
+                return told
+            with connection:
+                (message,) = protocol.Peer(protocol.Role.NEW).feed(connection.recv(4096))
+            assert isinstance(message, protocol.Unattached)
+            told.append(message.why)
+
+
+def test_the_agent_hears_of_an_imported_trainer_and_of_its_end(folder: Path) -> None:
+    first, last = agent_hears(folder, "import torch, transformers.trainer")
+    assert first == "transformers.trainer was imported, and its Trainer.train() not called yet"
+    assert last == "transformers.trainer was imported, and its Trainer.train() never called"
+
+
+def test_the_agent_hears_nothing_of_a_later_rank(folder: Path) -> None:
+    assert agent_hears(folder, "os.environ['RANK'] = '1'\nimport torch, transformers.trainer") == []
 
 
 @pytest.mark.skipif(not PTH.exists(), reason="an editable install has no startup line")

@@ -138,9 +138,12 @@ class Story:
         rank: int = 0,
         world: int = 1,
         proof: str = "",
+        attached: str = "",
     ) -> int:
         self._sessions += 1
-        said = Register(pid, run, "train.py", store, rank, world, checkpoints=checkpoints, proof=proof)
+        said = Register(
+            pid, run, "train.py", store, rank, world, checkpoints=checkpoints, proof=proof, attached=attached
+        )
         self.on(Opened(self._sessions, pid, uid, said))
         return self._sessions
 

@@ -203,13 +203,9 @@ class RestartPolicy:
             and not self._shutdown.cleared(command, self._turn.force_at)
         ):
             return  # a person asked for the end at once, which includes the workers
-        if self._turn.policy.attach and not command.joined and not command.named_unattached:
+        if (why := self._command.unattached) and not command.named_unattached:
             command.named_unattached = True
-            self._turn.log(
-                "--attach has guarded nothing: no Trainer of transformers or Lightning began to train in a Python that this run's "
-                "environment reached (env -i, sudo and python -I drop it)",
-                logging.WARNING,
-            )
+            self._turn.log(f"--attach has guarded nothing: {why}", logging.WARNING)
         returncode = command.returncode if command.returncode is not None else 0
         code = returncode if returncode >= 0 else 128 - returncode
         if code and command.exit_code is not None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from spotguard.agent.actions import Log
+from spotguard.agent.core.command import UNREACHED
+from spotguard.agent.events import Heard
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.ipc.protocol import Leave, Preempt
+from spotguard.hooks.ipc.protocol import Leave, Preempt, Unattached
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 
@@ -239,3 +242,51 @@ def test_a_drill_of_one_user_does_not_end_what_another_one_trains() -> None:
     story.asks(uid=1000, preempt=True)
     assert "nothing would be saved [SG107]" in story.tells[-1].body["error"]
     assert story.signals == []
+
+
+IMPORTED = "transformers.trainer was imported, and its Trainer.train() not called yet"
+
+
+@pytest.mark.parametrize("told", [None, IMPORTED])
+def test_a_refused_drill_the_outcome_and_the_log_name_why_nothing_is_attached(
+    told: str | None,
+) -> None:
+    story = Story(attach=True)
+    if told is not None:
+        story.on(Heard(7, Unattached(told)))
+    why = told or UNREACHED
+    story.asks()
+    assert why in story.tells[-1].body["error"]
+    story.notice()
+    story.ends(-TERM)
+    (outcome,) = story.outcomes
+    assert outcome.why == f"nothing was attached: {why}"
+    assert f"NOT COMMITTED (nothing was attached: {why})" in outcome.line()
+
+    story = Story(attach=True)
+    if told is not None:
+        story.on(Heard(7, Unattached(told)))
+    story.ends(0)
+    (line,) = (each.text for each in story.all(Log) if "--attach" in each.text)
+    assert line == f"--attach has guarded nothing: {why}"
+
+
+def test_the_outcome_names_what_is_attached_in_each_session() -> None:
+    story = Story(attach=True)
+    story.on(Heard(7, Unattached(IMPORTED)))
+    session = story.opens(attached="Trainer of transformers 5.24.0")
+    assert story.machine.unattached == ""
+    story.notice()
+    story.commits(session)
+    story.ends(75)
+    (outcome,) = story.outcomes
+    assert [each.attached for each in outcome.sessions] == ["Trainer of transformers 5.24.0"]
+    assert outcome.summary()["sessions"][0]["attached"] == "Trainer of transformers 5.24.0"
+
+
+def test_nothing_is_said_of_attaching_where_it_was_not_asked_for() -> None:
+    story = Story()
+    story.on(Heard(7, Unattached(IMPORTED)))
+    story.notice()
+    story.ends(-TERM)
+    assert story.outcomes[0].why == "no process was registered"

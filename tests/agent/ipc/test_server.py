@@ -22,6 +22,7 @@ from spotguard.hooks.ipc.protocol import (
     Refused,
     Register,
     Role,
+    Unattached,
     Watch,
     Welcome,
 )
@@ -80,6 +81,15 @@ def test_a_watching_agent_is_announced(serve: Serving, events: Events) -> None:
     with FakeHook(server.path, Role.ANSWERER) as poller:
         poller.say(Watch(os.getpid()))
         assert events.next(Watching).session == 1
+
+
+def test_a_process_that_is_not_attached_tells_why_and_is_no_session(serve: Serving, events: Events) -> None:
+    server = serve()
+    with FakeHook(server.path) as hook:
+        hook.say(Unattached("nothing trains"))
+        assert events.next(Heard).message == Unattached("nothing trains")
+        assert hook.hears_the_end()
+    assert not [event for event in events.drain() if not isinstance(event, Closed)]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def a_body(**more: Any) -> dict[str, Any]:
         "for_seconds": 16.0,
         "phase": "watching",
         "command": {"pid": 26954, "returncode": None, "restarts": 0},
+        "unattached": None,
         "sources": [a_source()],
         "notice": None,
         "upcoming": [],
@@ -351,6 +352,14 @@ def test_a_run_that_waits_for_a_notice_to_pass_asks_nobody_to_register(phase: st
     said = " ".join(shown(a_body(phase=phase, command=None, sessions=[]), None))
     assert words in said
     assert "registered" not in said
+
+
+def test_a_run_that_has_attached_nothing_names_why() -> None:
+    said = " ".join(shown(a_body(unattached="its train() was not called yet", sessions=[]), None))
+    assert (
+        "--attach has attached nothing: its train() was not called yet; a notice now would end the command unsaved"
+        in said
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 132, None])

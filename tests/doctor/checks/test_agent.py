@@ -72,6 +72,16 @@ def test_a_run_of_which_nobody_registered_is_a_warning() -> None:
     assert one(service=True, sessions=[])[0].state == "ok"
 
 
+def test_a_run_that_has_attached_nothing_is_a_warning_with_why() -> None:
+    (found,) = one(sessions=[], unattached="its train() was not called yet")
+    assert (found.state, found.found) == (
+        "warning",
+        "run gpt-small-7 (pid 26810), watching, no training process: --attach has attached nothing: its train() was not called "
+        "yet",
+    )
+    assert "docs/how-to/training-script.md" in found.advice
+
+
 def test_a_run_that_is_blind_fails_once_for_all_its_keys() -> None:
     found = one(sources=[a_source("one", **HOP_LIMIT), a_source("two", **HOP_LIMIT), a_source("three")])
     assert [each.state for each in found] == ["fails"]

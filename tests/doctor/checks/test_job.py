@@ -42,6 +42,12 @@ def test_the_verdict_about_the_scripts_code_is_a_finding_once() -> None:
     ] == ["ok"]
 
 
+def test_an_attached_trainer_is_a_finding_once() -> None:
+    ranks = [a_rank(rank, world=2, attached="Trainer of transformers 5.24.0") for rank in range(2)]
+    attached = [each.found for each in job.look(ranks, TRIED) if "attached" in each.facts]
+    assert attached == ["run gpt-small-7: attached to Trainer of transformers 5.24.0"]
+
+
 def test_ranks_of_one_machine_share_its_link() -> None:
     found = looked(*(a_rank(rank, bytes=GIB, world=4) for rank in range(4)))
     assert found["job"].facts["bytes"] == 4 * GIB

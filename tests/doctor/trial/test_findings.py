@@ -140,3 +140,20 @@ def test_each_clouds_window_has_its_own_answer() -> None:
         "azure": False,
     }
     assert "AWS 120 s: fits, 58.0 s to spare; GCP 30 s: does not fit, 23.0 s are missing" in one.found
+
+
+def test_a_command_in_which_nothing_was_attached_fails_with_why() -> None:
+    life = Life(
+        "trial",
+        [],
+        0,
+        False,
+        5.0,
+        OpenedFiles({}),
+        "spotguard run --attach: nothing was attached: no Trainer",
+        Path("/"),
+        Path("/"),
+    )
+    ended = MeasuredTrial(TrialRequest(Original(Path("/none"))), ["python", "train.py"], False, life)
+    (one,) = about.findings(ended)
+    assert (one.state, one.found) == ("fails", "it ended, and --attach has attached nothing: no Trainer")

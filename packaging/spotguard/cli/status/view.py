@@ -19,7 +19,8 @@ from .sessions import Line, Row
 #: Column at which a row's text begins, after its label.
 _INDENT = 16
 #: Text for a command in which no training process has registered.
-_UNREGISTERED = "no training process has registered yet: a notice now would end the command unsaved"
+_UNREGISTERED = "no training process has registered yet"
+_UNSAVED = "a notice now would end the command unsaved"
 #: Text for a missing training process, by the phase of the agent.
 _NOBODY = {
     "ending": "no training process is there any more",
@@ -133,7 +134,11 @@ def _rows(body: dict[str, Any], now: datetime) -> Iterator[Row]:
     for event in body["upcoming"]:
         yield event["severity"], _upcoming(event, now), "yellow"
     if not body["sessions"]:
-        yield "training", _NOBODY.get(body["phase"], _UNREGISTERED), "yellow"
+        why = body["unattached"]
+        nobody = (
+            f"--attach has attached nothing: {why}; {_UNSAVED}" if why else f"{_UNREGISTERED}: {_UNSAVED}"
+        )
+        yield "training", _NOBODY.get(body["phase"], nobody), "yellow"
     elif len(body["sessions"]) == 1:
         yield from sessions.rows_of_one(body["sessions"][0])
     elif sessions.is_one_job(body["sessions"]):

@@ -22,6 +22,10 @@ _NOBODY = (
     "a notice now would end the command unsaved: wait until it has registered, or see that its script calls "
     "spotguard.register"
 )
+_UNATTACHED = (
+    "a notice now would end the command unsaved: wait until its Trainer trains, or change the script as "
+    "docs/how-to/training-script.md shows"
+)
 _RESTART_RUN = (
     "this run is guarded by nobody: look whether it is stopped (ps), and start it again; it resumes from its newest "
     "checkpoint"
@@ -184,8 +188,12 @@ def of(body: Mapping[str, Any], service: Path = SERVICE_SOCKET) -> Iterator[Find
     if not blind:
         watched = "watching" if body["sources"] else "watching no cloud"
         found = f"{who} (pid {body['pid']}), {watched}, {ranks}"
-        unguarded = not count and not body["service"]
-        yield warning("agent", found, _NOBODY, **facts) if unguarded else ok("agent", found, **facts)
+        if why := body["unattached"]:
+            yield warning("agent", f"{found}: --attach has attached nothing: {why}", _UNATTACHED, **facts)
+        elif count or body["service"]:
+            yield ok("agent", found, **facts)
+        else:
+            yield warning("agent", found, _NOBODY, **facts)
 
 
 def _shut_out(service: Path) -> Iterator[Finding]:

@@ -101,6 +101,8 @@ def _nobody(run_id: str, beside: list[str]) -> Finding:
 def of_run(run_id: str, ranks: Sequence[Session]) -> Iterator[Finding]:
     """Yield the findings about the ranks of one run on this machine: their state, their proof, and each misuse by the script."""
     yield _size(run_id, ranks)
+    for attached in dict.fromkeys(str(each["attached"]) for each in ranks if each.get("attached")):
+        yield ok("job", f"run {run_id}: attached to {attached}", run_id=run_id, attached=attached)
     # A trial has no proof: its own runs are trials.
     for proof in dict.fromkeys(str(each["proof"]) for each in ranks if each.get("proof")):
         yield _proof(run_id, proof)

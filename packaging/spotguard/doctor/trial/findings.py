@@ -159,6 +159,9 @@ def _unregistered(trial: MeasuredTrial, facts: Mapping[str, Any]) -> Finding:
             f"{_ALONE} ({life.output})",
             **facts,
         )
+    _, attaches, why = life.last_words.partition("nothing was attached: ")
+    if attaches:  # the last line of a Python below --attach
+        return fails("trial", f"it ended, and --attach has attached nothing: {why}", _REGISTERS, **facts)
     return fails("trial", "it ended and never called spotguard.register", _REGISTERS, **facts)
 
 

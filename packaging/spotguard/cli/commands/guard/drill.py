@@ -58,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
             "`spotguard status` shows a step"
         )
     window = counted if given is None else given
+    if not arguments.json:  # the outcome has it for each session
+        for attached in dict.fromkeys(each["attached"] for each in before if each["attached"]):
+            print(f"attached to {attached}", flush=True)
     for body in control.drill(path, window=window, preempt=arguments.preempt):
         outcome = body.get("outcome", outcome)
         judged = drill_verdict.judge(outcome, before) if "outcome" in body else None

@@ -17,6 +17,7 @@ from rich.text import Text
 from spotguard.agent.config import parsers
 from spotguard.agent.config.options import Options
 from spotguard.agent.telemetry import logs
+from spotguard.attach import variables
 from spotguard.doctor import render
 from spotguard.doctor.finding import Finding, any_fails
 from spotguard.doctor.rate_measurement import MeasureLimits
@@ -102,9 +103,8 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     options, run_id = _options(arguments, command)
     with _logged(options):
         warn_of_unknown_variables()
-        patient = Patient(
-            options, run_id, SystemClock(), os.environ, os.geteuid(), command, pace=PACE, trial=trial
-        )
+        env = {**os.environ, **variables(os.environ)} if options.attach else os.environ
+        patient = Patient(options, run_id, SystemClock(), env, os.geteuid(), command, pace=PACE, trial=trial)
         return _visit(patient, as_json=arguments.json)
 
 
