@@ -21,8 +21,8 @@ OUTLIVED = 60.0
 ENDED_FOR_FAILURE = 1
 #: Why `--attach` has attached nothing while no process tells of a framework.
 UNREACHED = (
-    "no Python that this run's environment reached has imported the Trainer of transformers or Lightning (env -i, sudo and "
-    "python -I drop the environment)"
+    "no Python that this run's environment reached has imported the Trainer of transformers or Lightning (env -i, sudo, another "
+    "PYTHONPATH, and python -I, -E and -S keep it out)"
 )
 #: Seconds from the end of one check of the group's remaining processes to the next check.
 LOOK = 0.2

@@ -14,23 +14,12 @@ import pytest
 
 from spotguard import attach
 from spotguard.hooks.ipc import protocol
+from tests.attach.conftest import TRAINER
 
 STARTUP = Path(attach.__file__).with_name("path")
-#: A module of a framework's name, with a class that trains.
-TRAINER = "class Trainer:\n    def train(self): print('trains')\n    fit = train\n"
 IS_WATCHED = "any(type(each).__name__ == 'ImportWatch' for each in sys.meta_path)"
 #: What loads the watch where no PYTHONPATH is read. An editable install has none.
 PTH = Path(find_spec("spotguard").origin).parent.with_name("spotguard-attach.pth")  # type: ignore[union-attr, arg-type]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Modules of frameworks' names, and of torch's, which a process that may have trained has imported."""
-    for name in ("transformers/trainer", "lightning/pytorch/trainer/trainer", "accelerate", "torch"):
-        path = tmp_path / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(TRAINER)
-    return tmp_path
 
 
 def python(folder: Path, code: str, *options: str, attached: bool = True) -> subprocess.CompletedProcess[str]:

@@ -92,8 +92,11 @@ def _followed(spec: ModuleSpec) -> ModuleSpec:
         execute(loader, module)
         follow(module)
 
-    if execute is not None and hasattr(loader, "__dict__"):
-        loader.exec_module = exec_module
+    try:
+        if execute is not None:
+            loader.exec_module = exec_module
+    except AttributeError:  # one with slots: the module is followed at the next import
+        pass
     return spec
 
 
@@ -188,6 +191,11 @@ def begin() -> None:
             atexit.register(_say_if_nothing, os.getpid())
     except Exception:  # noqa: BLE001 - as the docstring says
         return
+
+
+def stay_first() -> None:
+    """Move the watch in front of the finders of a later startup file: one that answers for all modules would hide it."""
+    sys.meta_path.sort(key=lambda finder: not hasattr(finder, "_unfinished"))
 
 
 def _is_launcher() -> bool:

@@ -10,6 +10,7 @@ import sys
 _here = os.path.dirname(os.path.abspath(__file__))
 _ours = sys.modules.pop("sitecustomize", None)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]
+_watch = None
 try:
     from importlib.machinery import SourceFileLoader
 
@@ -26,3 +27,5 @@ except ImportError as error:
         raise
     if _ours is not None:
         sys.modules["sitecustomize"] = _ours
+finally:
+    getattr(_watch, "stay_first", dict)()
