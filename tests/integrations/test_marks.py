@@ -66,6 +66,7 @@ def test_each_event_is_marked_once_at_its_step(tracker: str, plain: Any, tmp_pat
     assert numbers(rows, "resumed", "attempt") == [(7, 2), (10, 3)]
     if tracker == "tensorboard":  # `purge_step` hides what is trained again, and no mark
         assert [step for name, step, _ in rows if name == "loss"] == list(range(15))
+    assert [name for name, _, _ in rows if name == "preempting"] == ["preempting"] * (tracker == "wandb")
     (text,) = texts(rows, "preempted")
     assert "preempted at step 7 by a test notice from spotguard.testing" in text
     assert "resumed from step 10 in attempt 3, after an end without a notice: at least 2 steps lost" in texts(

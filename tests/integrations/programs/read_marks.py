@@ -36,7 +36,10 @@ def wandb(data: Path) -> Iterator[Row]:
         for message in _messages(path.read_bytes()):
             record = Record()
             record.ParseFromString(message)
-            if record.WhichOneof("record_type") != "history":
+            kind = record.WhichOneof("record_type")
+            if kind == "preempting":
+                yield kind, -1, True
+            if kind != "history":
                 continue
             row = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
             values = {name: json.loads(value) for name, value in row.items()}

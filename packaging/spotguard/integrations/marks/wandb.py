@@ -69,6 +69,7 @@ class _WandbRun:
     def flush(self, *, leaving: bool) -> None:
         if leaving:  # the script logs nothing more into this row
             self._run.log({}, commit=True)
+            self._run.mark_preempting()  # once it has ended, a sweep gives it to another agent
 
     def marked(self, run_id: str) -> int:
         """Search the files of earlier processes: offline, there is no other place. A resumed run also has its summary."""
