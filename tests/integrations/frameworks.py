@@ -186,8 +186,11 @@ class Training:
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
     """The places at which two results differ, in any bit."""
+    import numpy as np
     import torch
 
+    if isinstance(one, np.ndarray):
+        return [] if np.array_equal(one, other) else [path]
     if isinstance(one, torch.Tensor):
         return [] if torch.equal(one, other) else [path]
     if isinstance(one, dict):

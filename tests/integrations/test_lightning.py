@@ -99,7 +99,7 @@ def test_two_ranks_of_a_trainer(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("twice", "trainer.fit() was called twice with one SpotguardCallback"),
+        ("twice", "fit() was called twice on one Trainer"),
         ("keeps", "WeightAveraging keeps its state in Lightning's own checkpoints"),
         ("unequal", 'pass CombinedLoader(loaders, "min_size"), or loaders of equal length'),
         ("iterator", "take training_step(batch, batch_idx)"),

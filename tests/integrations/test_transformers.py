@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrations.frameworks import Training, differences
+from tests.integrations.frameworks import ENDED, Training, differences
 from tests.tiers import with_nights
 
 # Ten lives of two ranks beside other tests take minutes.
@@ -80,6 +80,20 @@ def test_a_trainer_whose_best_weights_are_in_place_loses_nothing_at_a_notice(
     steps = plain["step"]
     assert [int(each.name[:9]) for each in (tmp_path / "store").glob("*/checkpoints/*")] == [steps]
     assert differences(plain, training.result("cut")) == []
+
+
+def test_a_resume_without_its_best_weights_is_refused(tmp_path: Path) -> None:
+    """The machine is gone that had them, and the Trainer would end with the last ones without a word."""
+    training = Training("transformers", "hf.py", "best", tmp_path)
+    assert training.run("cut", str(tmp_path / "store"), "step:8").returncode in ENDED
+    (folder,) = (each for each in tmp_path.glob("cut*") if (each / "checkpoint-4").is_dir())
+    folder.rename(tmp_path / "gone")
+    refused = training.run("cut", str(tmp_path / "store"))
+    assert refused.returncode == 1
+    assert "which is not on this machine: bring it back" in refused.stderr
+    (tmp_path / "gone").rename(folder)
+    assert training.run("cut", str(tmp_path / "store")).returncode == 0
+    assert differences(training.plain(), training.result("cut")) == []
 
 
 def test_a_guarded_trainer_that_is_not_disturbed_is_a_plain_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import logging
 import operator
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ class SpotguardCallback(Callback):
     """
 
     binding: LightningBinding | None = None
+    _unnamed: Sequence[Any] = ()
 
     def __init__(
         self, store: str | PathLike[str] | None = None, *, run_id: str | None = None, **more: Any
@@ -76,11 +77,22 @@ class SpotguardCallback(Callback):
         self._store = store
         self._run_id, self._more = run_id, more
 
+    def detach(self) -> None:
+        """End the guard, after its training: the next Trainer's is another run's."""
+        if self.binding is not None:
+            self.binding.guard.close()
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # Lightning calls this before the `setup` of each ModelCheckpoint, which names its directory.
+        self._unnamed = [
+            each for each in trainer.checkpoint_callbacks if getattr(each, "dirpath", "") is None
+        ]
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if self.binding is not None:
             raise refused(
-                "trainer.fit() was called twice with one SpotguardCallback, and a restart does not know which one to resume: "
-                "make a Trainer and a process for each, with a run id of its own"
+                "fit() was called twice on one Trainer, whose loops keep what the first one counted: make a Trainer for each, with a "
+                "SpotguardCallback and a run id of its own"
             )
         if trainer._checkpoint_connector._loaded_checkpoint:
             raise refused(
@@ -89,7 +101,7 @@ class SpotguardCallback(Callback):
             )
         check_strategy(trainer.strategy)
         _check(trainer, pl_module)
-        self.binding = LightningBinding(trainer, self._more, self._store, self._run_id)
+        self.binding = LightningBinding(trainer, self._more, self._store, self._run_id, self._unnamed)
         follow_loggers(self.binding.guard, trainer)
 
     def on_train_batch_end(
@@ -124,7 +136,12 @@ class LightningBinding:
     """
 
     def __init__(
-        self, trainer: Any, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
+        self,
+        trainer: Any,
+        more: dict[str, Any],
+        store: str | PathLike[str] | None,
+        run_id: str | None,
+        unnamed: Sequence[Any],
     ) -> None:
         self.trainer, self._more = trainer, more
         # Automatic optimization has divided each micro-batch's.
@@ -152,9 +169,10 @@ class LightningBinding:
         self._kept: list[bool] = []
         self._marked = 0
         self._gathered = GatheredGradients(trainer)
-        self.files = lightning_results.CheckpointFiles(trainer)
+        self.files = lightning_results.CheckpointFiles(trainer, unnamed)
         self._bound = Bound(self, store, run_id, lightning_results.metrics(trainer.lightning_module).values())
         self.guard: Guard = self._bound.guard
+        self.files.check_best(self.guard.view.run_id)
         self.files.follow(self.guard.view.run_id)
         self._load_states = self._fit._load_combined_loader_states
         self._fit._load_combined_loader_states = self.load_combined_loader_states
@@ -203,6 +221,7 @@ class LightningBinding:
 
     def resume(self, position: Mapping[str, Any]) -> None:
         self._restored = position
+        self.files.resume(position["files"])  # before the callbacks, which compare the directories
         progress = self._fit.epoch_progress
         for each in (progress.total, progress.current):
             each.ready = each.started = each.processed = each.completed = position["epoch"]
@@ -210,7 +229,6 @@ class LightningBinding:
         call._call_callbacks_load_state_dict(trainer, {"callbacks": position["callbacks"]})
         trainer.precision_plugin.load_state_dict(position["precision"])
         self._kept = position["validation"]
-        self.files.resume(position["files"])
 
     # --- the methods of the loops that this object replaces ---
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .binding import check_members
+from .binding import check_members, refused
 
 #: Arguments of `self.log` that an entry keeps as plain values.
 _ARGUMENTS = (
@@ -36,6 +36,8 @@ _ARGUMENTS = (
 _VALUES = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset")
 #: Attributes of the trainer's connector that say what the next `self.log` resets.
 _CONNECTOR = ("_first_loop_iter", "_current_fx")
+#: Attributes of a `ModelCheckpoint` that its own state lacks: the step of its last file, which it does not write twice, and that file.
+_SAVED = ("_last_global_step_saved", "_last_checkpoint_saved")
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -44,25 +46,56 @@ class CheckpointFiles:
 
     A restarted run writes a file again that an earlier life wrote behind the boundary. Lightning would keep both (`-v1`). So the
     names are noted in order in a file beside them, and a boundary has their number. Every other file is as Lightning finds it.
+
+    Args:
+        trainer: the Trainer.
+        unnamed: the callbacks whose directory the script leaves to Lightning, which names another one at each start. A resumed
+            run writes on where it began.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, unnamed: Sequence[Any]) -> None:
         kind = importlib.import_module(
             f"{type(trainer).__module__.partition('.trainer')[0]}.callbacks"
         ).ModelCheckpoint
-        self._trainer = trainer
+        self._trainer, self._unnamed = trainer, unnamed
         self._callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, kind)]
         for each in self._callbacks:
             check_members("lightning", each, ["file_exists"])
         #: By folder, because several callbacks may write into one.
         self._notes = {str(each.dirpath): _Notes() for each in self._callbacks}
 
-    def state(self) -> list[int]:
-        return [len(each.written) for each in self._notes.values()]
+    def state(self) -> dict[str, Any]:
+        written = [len(each.written) for each in self._notes.values()]
+        return {
+            "written": written,
+            "folders": [str(each.dirpath) for each in self._callbacks],
+            "saved": [{name: getattr(each, name) for name in _SAVED} for each in self._callbacks],
+        }
 
-    def resume(self, state: Sequence[int]) -> None:
-        for notes, count in zip(self._notes.values(), state, strict=True):
+    def resume(self, state: Mapping[str, Any]) -> None:
+        for each, folder, saved in zip(self._callbacks, state["folders"], state["saved"], strict=True):
+            vars(each).update(saved)
+            if each in self._unnamed:
+                each.dirpath = folder
+        self._notes = {str(each.dirpath): _Notes() for each in self._callbacks}
+        for notes, count in zip(self._notes.values(), state["written"], strict=True):
             notes.restored = count
+
+    def check_best(self, run_id: str) -> None:
+        """Refuse to resume if a file with the best weights is gone, which the script may load after training.
+
+        Raises:
+            UsageError: the file is not here.
+        """
+        for each in self._callbacks if self._trainer.is_global_zero else ():
+            best = each.best_model_path
+            # A life that was killed may have put a better one into its place, which this one makes again.
+            places = (best, os.path.join(str(each.dirpath), f".spotguard-{run_id}"))
+            if each.monitor is not None and best and not any(map(each._fs.exists, places)):
+                raise refused(
+                    f"ModelCheckpoint(monitor={each.monitor!r}) has its best weights in {best}, which is not on this machine: bring "
+                    "it back, or begin another run with a dirpath that outlives the machine"
+                )
 
     def follow(self, run_id: str) -> None:
         """Let no callback find a file that this run wrote behind the restored boundary."""

@@ -21,7 +21,9 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from glob import glob
 from os import PathLike
+from os.path import dirname, isdir, join
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -218,6 +220,7 @@ class TrainerBinding:
         self.guard = bound.guard
         if bound.done:
             args = self.trainer.args
+            _check_best(self.trainer)
             args.eval_on_start = False  # the first start has done it
             accumulated = args.gradient_accumulation_steps
             self._whole = self.trainer.set_initial_training_values(args, train_dataloader)[1] * accumulated
@@ -336,6 +339,23 @@ class TrainerBinding:
             trainer._tr_loss, last["grad_norm"], trainer.model_wrapped, None, trainer.state.epoch, None, time.time(),
             learning_rate=last["learning_rate"],
         )  # fmt: skip
+
+
+def _check_best(trainer: Any) -> None:
+    """Refuse to resume where the Trainer would miss its best weights at its end, and keep the last ones without a word.
+
+    Raises:
+        UsageError: the directory with the best weights is not here.
+    """
+    best = trainer.state.best_model_checkpoint
+    if not (trainer.args.load_best_model_at_end and best and trainer.is_world_process_zero()) or isdir(best):
+        return
+    # A life that was killed may have put a better one into its place, which this one makes again.
+    if not any(isdir(each) for each in glob(join(dirname(best), "checkpoint-*"))):
+        raise refused(
+            f"load_best_model_at_end is to load {best}, which is not on this machine: bring it back, or begin another run with an "
+            "output_dir that outlives the machine"
+        )
 
 
 #: Counters and sums for the log that the Trainer, or a subclass of TRL, keeps in attributes of its own.
