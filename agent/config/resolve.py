@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS
+from ...hooks.ipc.failure_classes import LAUNCH, RECOVERED, SKIP_STEPS
 from ...providers.errors import UsageError
 from ...providers.text import did_you_mean, value_in
 from . import parsers
@@ -39,6 +39,7 @@ _OTHERS = (
     *NOTICE_FACTS,
     *FAILURE_FACTS,
     LAST_FAILURE,
+    LAUNCH,
     LOADER_WORKERS,
     RECOVERED,
     SKIP_STEPS,

@@ -21,12 +21,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import select
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from ...hooks.ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_text
+from ...hooks.ipc.failure_classes import LAUNCH, RECOVERED, SKIP_STEPS, rules_text
 from ..actions import Launch
 from ..config.options import LAST_FAILURE, LOADER_WORKERS
 from ..events import CommandEnded, Event, GroupSeen, Signalled
@@ -204,6 +205,7 @@ class Supervisor:
         """Set what the next `start` is to know: behind which failure it comes, what `--recover` did so far, and what to avoid."""
         hints = {
             LAST_FAILURE: launch.failure,
+            LAUNCH: secrets.token_hex(8),
             LOADER_WORKERS: "0" if launch.failure == "loader-worker" else self._loader_workers,
             RECOVERED: rules_text(launch.rules),
             SKIP_STEPS: launch.skip,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...providers.errors import UsageError
 from ...providers.text import NO, YES, store_url, value_in
 from ..checkpoint.format.keys import check_run_id
-from ..ipc.failure_classes import RECOVERED, SKIP_STEPS, rules_of_text
+from ..ipc.failure_classes import LAUNCH, RECOVERED, SKIP_STEPS, rules_of_text
 from .names import default_run_id, default_store, launchers
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ def is_under_run() -> bool:
 def attached_to() -> str:
     """Return what `spotguard run --attach` has attached in this process, in words; "" for nothing."""
     return os.environ.get(ATTACHED, "")
+
+
+def launch() -> str:
+    """Return the text of the start of the command that this process belongs to; "" without `spotguard run`."""
+    return os.environ.get(LAUNCH, "")
 
 
 def plan_path() -> str:

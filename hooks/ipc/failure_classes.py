@@ -14,6 +14,8 @@ RECOVERED = "SPOTGUARD_FAILURES"
 #: The variable in which it finds the run, and behind a colon the first step behind the data that made values wrong
 #: (`--recover nan=back`).
 SKIP_STEPS = "SPOTGUARD_SKIP_STEPS"
+#: The variable with a text of its own for each start of the command, for the records of the attempts in it.
+LAUNCH = "SPOTGUARD_LAUNCH"
 #: The beginning of a notice's id by which a run that stands still leaves its machine (`--recover stall=leave`).
 LEAVES_FOR_STALL = "leave-stall"
 #: Texts of errors that only broken hardware or its driver makes: CUDA's errors 214 and 220, the kernel driver's log, NVML's return

@@ -20,7 +20,7 @@ from ...providers.clock import Clock
 from ...providers.errors import NotFoundError
 from ...providers.redaction import redacted
 from ...providers.stores.base import BlobStore
-from ..arguments.settings import Settings, agent_socket
+from ..arguments.settings import Settings, agent_socket, launch
 from ..arguments.speaker import is_set_up
 from ..checkpoint.attempts import attempt_record, claim_attempt, newest_claim
 from ..checkpoint.format.entries import record
@@ -130,6 +130,7 @@ class Startup:
             "machines": machine_names(here),
             "machine_count": len(here),
             "up": booted(self._clock.time()),
+            "launch": launch(),
         }
         if self._proof:
             info["proof"] = self._proof

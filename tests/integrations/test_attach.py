@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,19 @@ PROGRAM = {
     "transformers": ("unchanged_trainer.py", 36),
     "lightning": ("unchanged_lightning.py", 36),
 }
+#: Trainings with dropout, with an accumulation that does not divide an epoch, and with evaluations and files between its steps: the
+#: environment, the program, the case and the steps.
+CHAINS = [
+    ("transformers", "unchanged_sft.py", "sft", 27),
+    ("lightning", "unchanged_lightning.py", "transformer", 36),
+    ("transformers", "unchanged_trainer.py", "finds", 36),
+]
+#: In the soak, each with a chain of its own.
+SEEDS = 50
+#: Steps at its end in which no chain cuts a training: it may be over before the signal comes.
+LAST_STEPS = 6
+#: Files of an output folder with paths and times, which differ.
+NOT_COMPARED = ("training_args.bin", "README.md")
 
 
 #: Runs a script in a Python that has no spotguard.
@@ -49,8 +64,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 class Unchanged:
     """The training of a script that knows nothing of spotguard."""
 
-    def __init__(self, machine: Machine, framework: str, case: str = "plain", ranks: int = 1) -> None:
-        program, self.steps = PROGRAM[framework]
+    def __init__(
+        self, machine: Machine, framework: str, case: str = "plain", ranks: int = 1, program: str = ""
+    ) -> None:
+        usual, self.steps = PROGRAM[framework]
+        program = program or usual
+        #: The last step of the last life.
+        self.last = 0
         self._machine, self._case = machine, case
         self._command = [str(environment(framework)), str(PROGRAMS / program)]
         if ranks > 1:
@@ -77,10 +97,28 @@ class Unchanged:
                 for each in self._machine.status()["sessions"]:
                     self._machine.kill(each["pid"])
             assert running.ended() != 0
+        self.last = int([self.last, *re.findall("^step ([0-9]+)$", running.out.text, re.MULTILINE)][-1])
+        return running.err.text
+
+    def refused(self) -> str:
+        """One life that is refused; what it printed."""
+        words = (str(self._machine.folder / "cut"), self._case)
+        running = self._machine.run("--attach", *self._command, *words)
+        assert running.ended() == 1
         return running.err.text
 
     def cut(self) -> Any:
         return self._result("cut")
+
+    def files(self, name: str) -> dict[str, Any]:
+        """The content of the training's output folder, by file."""
+        top = self._machine.folder / f"{name}-files"
+        found = (each for each in top.rglob("*") if each.is_file() and not each.name.startswith("."))
+        return {
+            str(each.relative_to(top)): content(each, str(top))
+            for each in found
+            if each.name not in NOT_COMPARED
+        }
 
     def _result(self, name: str) -> Any:
         return torch.load(self._machine.folder / name, weights_only=False)
@@ -100,10 +138,50 @@ def test_an_unchanged_script_that_is_cut_ends_as_one_that_never_was(framework: s
     assert differences(plain, training.cut()) == []
 
 
-def test_two_ranks_of_an_unchanged_script_end_as_if_never_cut(machine: Machine) -> None:
-    training = Unchanged(machine, "transformers", ranks=2)
+def content(path: Path, top: str) -> Any:
+    """What a file holds, without the times and the folder's own path in it."""
+    if path.suffix in (".pt", ".pth", ".ckpt"):
+        return without_path(torch.load(path, weights_only=False), top)
+    if path.name == "trainer_state.json":
+        state = json.loads(path.read_text())
+        times = ("runtime", "per_second", "total_flos")
+        log = [{k: v for k, v in each.items() if not k.endswith(times)} for each in state["log_history"]]
+        return {"log": log, "step": state["global_step"], "epoch": state["epoch"]}
+    return path.read_bytes()
+
+
+def without_path(value: Any, top: str) -> Any:
+    """The value with each path below the folder as one in it."""
+    if isinstance(value, dict):
+        return {without_path(key, top): without_path(each, top) for key, each in value.items()}
+    return value.replace(top, "") if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.soak] * (seed >= len(CHAINS))) for seed in range(SEEDS)]
+)
+def test_a_chain_of_cuts_ends_with_the_files_of_an_undisturbed_training(seed: int, machine: Machine) -> None:
+    framework, program, case, steps = CHAINS[seed % len(CHAINS)]
+    training = Unchanged(machine, framework, case, program=program)
     plain = training.plain()
-    training.life(5)
+    rng = random.Random(seed)
+    for _ in range(rng.randint(2, 5)):
+        if training.last < steps - LAST_STEPS:
+            signum = rng.choice((signal.SIGTERM, signal.SIGKILL))
+            training.life(rng.randint(training.last + 1, steps - LAST_STEPS), signum)
+    training.life(None)
+    assert differences(plain, training.cut()) == []
+    assert differences(training.files("plain"), training.files("cut")) == []
+
+
+@pytest.mark.parametrize(("case", "cuts"), [("plain", [5]), ("twice", [5, 25])])
+def test_two_ranks_of_an_unchanged_script_end_as_if_never_cut(
+    case: str, cuts: list[int], machine: Machine
+) -> None:
+    training = Unchanged(machine, "transformers", case, ranks=2)
+    plain = training.plain()
+    for step in cuts:
+        training.life(step)
     training.life(None)
     assert differences(plain, training.cut()) == []
 
@@ -128,6 +206,23 @@ def test_a_tuner_in_front_of_the_training_is_not_guarded(machine: Machine) -> No
     assert differences(plain, training.cut()) == []
 
 
+def test_lightning_s_best_checkpoint_is_found_where_lightning_put_it(machine: Machine) -> None:
+    """Its logger names another directory at each start, and a callback in another one forgets its best score."""
+    training = Unchanged(machine, "lightning", "best")
+    plain = training.plain()
+    for step in (15, 30):
+        training.life(step)
+    training.life(None)
+    assert differences(plain, training.cut()) == []
+
+
+def test_a_resume_without_lightning_s_best_checkpoint_is_refused(machine: Machine) -> None:
+    training = Unchanged(machine, "lightning", "best")
+    training.life(15)
+    (machine.folder / "cut-files").rename(machine.folder / "gone")
+    assert "has its best weights in" in training.refused()
+
+
 def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
     program = [str(environment("transformers")), str(PROGRAMS / "unchanged_trainer.py"), "out", "plain"]
     proved = machine.spotguard("prove", "--attach", "--steps", "8", "--tries", "1", "--", *program)
@@ -135,12 +230,40 @@ def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
     assert "EXACT" in proved.out.text
 
 
-def test_a_second_training_in_one_process_is_refused_by_name(machine: Machine) -> None:
-    program = [str(environment("transformers")), str(PROGRAMS / "unchanged_trainer.py")]
-    running = machine.run("--attach --every off", *program, str(machine.folder / "out"), "twice")
-    assert running.ended() == 1
-    assert "has trained in this process, and now OwnTrainer of transformers" in running.err.text
-    assert [step for _, step, _ in machine.committed()] == [36], "the first one is whole"
+@pytest.mark.parametrize(
+    ("framework", "case"), [("transformers", "twice"), ("transformers", "again"), ("lightning", "twice")]
+)
+def test_two_trainings_of_one_process_end_as_if_never_cut(
+    framework: str, case: str, machine: Machine
+) -> None:
+    """A restart restores the finished first one at its end, in no step, and resumes the second."""
+    training = Unchanged(machine, framework, case)
+    plain = training.plain()
+    for step, signum in ((8, signal.SIGTERM), (43, signal.SIGTERM), (57, signal.SIGKILL)):
+        said = training.life(step, signum)
+    assert f"continues at step {training.steps} of run job in" in said
+    assert "of run job-2 in" in said
+    training.life(None)
+    assert differences(plain, training.cut()) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "words"),
+    [
+        ("other", 1, "another process of the same command is to train it now"),
+        ("out", 0, "continues at step 36"),
+    ],
+)
+def test_another_training_of_one_command_is_refused_and_a_repeated_one_goes_on(
+    second: str, code: int, words: str, machine: Machine
+) -> None:
+    """As a loop over learning rates, and one that repeats what has failed."""
+    python = f"{environment('transformers')} {PROGRAMS / 'unchanged_trainer.py'}"
+    command = " && ".join(f"{python} {machine.folder / name} plain" for name in ("out", second))
+    running = machine.run("--attach --every off", "sh", "-c", command)
+    assert running.ended() == code, running.err.text
+    assert words in running.err.text
+    assert (machine.folder / second).exists() is (code == 0)
 
 
 @pytest.mark.parametrize("launcher", ["accelerate launch --num_processes 1 --cpu", "sh -c"])

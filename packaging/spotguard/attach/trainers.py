@@ -10,14 +10,23 @@ import logging
 import os
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
-from ..hooks.arguments.settings import ATTACHED
+from ..hooks.arguments.settings import ATTACHED, is_trial, run_name
 
 log = logging.getLogger("spotguard")
 
-#: The Trainer that was attached to in this process. A restart can resume one.
-_ATTACHED: list[str] = []
+
+class Attached(Protocol):
+    """The adapter of one training."""
+
+    def detach(self) -> None:
+        """End its guard, and leave its Trainer."""
+        ...
+
+
+#: The trainings of this process, in their order, which is the same in each start: the attached adapter of each.
+_TRAININGS: list[Attached] = []
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -32,12 +41,15 @@ def attach_transformers(
     """
     from ..integrations.transformers import TrainerBinding, attach
 
-    if isinstance(getattr(trainer._prepare_for_training, "__self__", None), TrainerBinding):
+    bound = getattr(trainer._prepare_for_training, "__self__", None)
+    if isinstance(bound, TrainerBinding) and bound not in _TRAININGS:
         return given, named
     if trainer.args.resume_from_checkpoint is None:  # the script has looked for one, as the examples do
-        given, named = _without("resume_from_checkpoint", trainer, train, given, named)
-    _note(trainer, "transformers")
-    attach(trainer)
+        given, named = _without(
+            "resume_from_checkpoint", lambda value: value not in (None, False), trainer, train, given, named
+        )
+    run_id = _next_run(trainer, "transformers")
+    _TRAININGS.append(attach(trainer, run_id=run_id))
     if trainer.args.save_strategy != "no":
         log.warning(
             "the Trainer's own checkpoints go to %s as without spotguard, and a new machine lacks them: they count for what comes "
@@ -58,44 +70,53 @@ def attach_lightning(
         for each in trainer.callbacks
     ):
         return given, named
-    if _argument("ckpt_path", trainer, fit, given, named) in ("last", "best", "hpc"):
-        given, named = _without("ckpt_path", trainer, fit, given, named)
-    _note(trainer, type(trainer).__module__.partition(".")[0])
-    trainer.callbacks.insert(0, SpotguardCallback())
+    given, named = _without(
+        "ckpt_path", lambda value: value in ("last", "best", "hpc"), trainer, fit, given, named
+    )
+    run_id = _next_run(trainer, type(trainer).__module__.partition(".")[0])
+    _TRAININGS.append(SpotguardCallback(run_id=run_id))
+    trainer.callbacks.insert(0, _TRAININGS[-1])
     return given, named
 
 
-def _argument(
-    name: str, trainer: Any, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
-    return inspect.signature(method).bind(trainer, *given, **named).arguments.get(name)
-
-
 def _without(
-    name: str, trainer: Any, method: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
+    name: str,
+    is_wrong: Callable[[Any], bool],
+    trainer: Any,
+    method: Callable[..., Any],
+    given: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> Arguments:
-    """Return the arguments without one that would load another state than spotguard restores."""
+    """Return the arguments without one whose value would load another state than spotguard restores."""
     bound = inspect.signature(method).bind(trainer, *given, **named)
-    if (value := bound.arguments.pop(name, None)) not in (None, False):
+    if is_wrong(value := bound.arguments.get(name)):
+        del bound.arguments[name]
         log.warning(
             "%s=%r is left out: spotguard restores its own newest checkpoint of this run", name, value
         )
     return bound.args[1:], bound.kwargs
 
 
-def _note(trainer: Any, package: str) -> None:
-    """Keep what was attached, for the agent: it says it in its log and its status.
+def _next_run(trainer: Any, package: str) -> str | None:
+    """Name the Trainer to the agent, for its log and its status, and return the run of its training; None for that of the command.
+
+    Each further training of a process is a run of its own. A restart goes through all of them in the same order: it restores the
+    finished ones at their end.
 
     Raises:
-        UsageError: another Trainer was attached to in this process.
+        UsageError: it is not the first one, in a trial.
     """
     from ..integrations.binding import refused
 
     name = f"{type(trainer).__name__} of {package} {version(package)}"
-    if _ATTACHED:
-        raise refused(
-            f"{_ATTACHED[0]} has trained in this process, and now {name} is to: a restart does not know which one to resume. Start "
-            "each training by a command of its own, with a run id of its own"
-        )
-    _ATTACHED.append(name)
+    run_id = None
+    if _TRAININGS:
+        if is_trial():
+            raise refused(
+                f"{name} is to train in a process that has trained before, and a trial follows one training: give it fewer steps, or "
+                "a command that trains once"
+            )
+        run_id = f"{run_name(None)}-{len(_TRAININGS) + 1}"
+        _TRAININGS[-1].detach()
     os.environ[ATTACHED] = name
+    return run_id

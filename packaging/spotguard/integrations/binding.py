@@ -22,6 +22,8 @@ from typing import Any, Protocol
 
 import torch
 
+from spotguard.hooks.arguments.settings import attached_to
+from spotguard.hooks.checkpoint.attempts import attempt_record
 from spotguard.hooks.control.losses.readback import one_number
 from spotguard.hooks.guard import Guard
 from spotguard.hooks.register import register
@@ -92,6 +94,8 @@ class Bound:
         position = _BoundaryPosition(binding, saved_modules)
         self.guard: Guard = register(store, run_id=run_id, position=position, **binding.state())
         self.guard.loop_owned = True
+        if attached_to():
+            _check_attempt_before(self.guard)
         self.done = self.guard.restore()
         self._generators = captured()
         #: Whether the last boundary is newer than what was restored, and than what `end_training` has saved.
@@ -126,6 +130,30 @@ class Bound:
     def put_generators_back(self) -> None:
         """Set the generators as they were after the restore, or at the last `keep_generators`."""
         put_back(self._generators)
+
+
+def _check_attempt_before(guard: Guard) -> None:
+    """Refuse a training that would resume another one, of another process in this start of the command.
+
+    A script without a line of spotguard cannot give it a run of its own. At a restart with other arguments it goes on.
+
+    Raises:
+        UsageError: the attempt before was of another command line, in this start of the command.
+    """
+    view = guard.view
+    if view.rank or view.attempt < 2:
+        return
+    two = [attempt_record(view.store, view.run_id, view.attempt - back) for back in (1, 0)]
+    before, here = ({} if each is None else each.info for each in two)
+    if (
+        before.get("launch")
+        and before["launch"] == here.get("launch")
+        and before["command"] != here["command"]
+    ):
+        raise refused(
+            f"run {view.run_id} is of `{' '.join(before['command'])}`, and another process of the same command is to train it now: "
+            "start each training by a spotguard run of its own"
+        )
 
 
 class GuardedLoop(Binding):

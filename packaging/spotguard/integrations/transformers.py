@@ -120,6 +120,8 @@ class TrainerBinding:
         #: The batches of a whole epoch.
         self._whole = 0
         self._epoch = -1
+        #: Whether the arguments ask for an evaluation before the first step, which a resumed training does not repeat.
+        self._eval_on_start = trainer.args.eval_on_start
         #: The loader, as what knows its samplers.
         self._loader: ResumableLoader | None = None
         #: The running epoch, the steps that were completed when it began, and the generators, from which an order of samples
@@ -136,7 +138,18 @@ class TrainerBinding:
             setattr(trainer, name, getattr(self, name))
         self.trainer.callback_handler.on_epoch_begin = self._on_epoch_begin
         self.trainer.callback_handler.on_train_end = self._on_train_end
-        trainer.add_callback(_begin_callback(self))
+        self._callback = _begin_callback(self)
+        trainer.add_callback(self._callback)
+
+    def detach(self) -> None:
+        """Leave the Trainer, after its training: its next one is another run's."""
+        for name in _REPLACED:
+            setattr(self.trainer, name, self._original[name])
+        for name in ("on_epoch_begin", "on_train_end"):
+            setattr(self.trainer.callback_handler, name, self._original[name])
+        self.trainer.remove_callback(self._callback)
+        if self._bound is not None:
+            self.guard.close()
 
     # --- the protocol `Binding` ---
 
@@ -293,6 +306,7 @@ class TrainerBinding:
     def _on_train_end(self, args: Any, state: Any, control: Any) -> Any:
         if self._bound is not None:
             self._bound.end_training()
+        args.eval_on_start = self._eval_on_start
         return self._original["on_train_end"](args, state, control)
 
     def _begin_again(self) -> None:

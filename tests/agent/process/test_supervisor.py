@@ -314,6 +314,16 @@ def test_a_command_that_starts_again_knows_the_failure_before(stand: Stand) -> N
     ]
 
 
+def test_each_start_of_a_command_has_a_text_of_its_own(stand: Stand) -> None:
+    told = 'import os; os.write(int(os.environ["REPORT"]), (os.environ["SPOTGUARD_LAUNCH"] + "\\n").encode())'
+    supervisor = stand.python(told)
+    for _ in range(2):
+        supervisor.hint(Launch())
+        supervisor.start()
+        stand.ended()
+    assert len({stand.report.next() for _ in range(2)}) == 2
+
+
 def test_a_command_that_starts_again_behind_a_dead_loader_worker_is_to_use_none(stand: Stand) -> None:
     """A number that the user has set holds at every other start."""
     told = 'import os; os.write(int(os.environ["REPORT"]), f"{os.environ.get(\'SPOTGUARD_LOADER_WORKERS\')}\\n".encode())'

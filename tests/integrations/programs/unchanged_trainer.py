@@ -13,6 +13,8 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 OUT, CASE = sys.argv[1:3]
+#: The steps of earlier trainings of this process.
+BEFORE = 0
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 set_seed(7)
@@ -42,7 +44,7 @@ class Says(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.is_world_process_zero:
-            print(f"step {state.global_step}", flush=True)
+            print(f"step {BEFORE + state.global_step}", flush=True)
 
 
 class OwnTrainer(Trainer):
@@ -56,9 +58,9 @@ class OwnTrainer(Trainer):
         return found * 1.5 if isinstance(found, torch.Tensor) else found
 
 
-def trainer_of() -> OwnTrainer:
+def trainer_of(model: Any) -> OwnTrainer:
     return OwnTrainer(
-        model=GPT2LMHeadModel(config),
+        model=model,
         args=TrainingArguments(f"{OUT}-files", **arguments),
         train_dataset=data,
         eval_dataset=data[:6],
@@ -66,16 +68,20 @@ def trainer_of() -> OwnTrainer:
     )
 
 
-trainer = trainer_of()
+trainer = trainer_of(GPT2LMHeadModel(config))
 last = None
 if CASE == "finds" and os.path.isdir(f"{OUT}-files"):  # as the examples of transformers do
     last = transformers.trainer_utils.get_last_checkpoint(f"{OUT}-files")
 trainer.train(resume_from_checkpoint=last)
-if CASE == "twice":
-    trainer_of().train()
+earlier = trainer.state.log_history
+if CASE in ("twice", "again"):  # two stages, or one Trainer's train() called again
+    BEFORE = trainer.state.global_step
+    trainer = trainer_of(trainer.model) if CASE == "twice" else trainer
+    trainer.train()
 times = ("runtime", "per_second", "total_flos")
 if trainer.is_world_process_zero():
-    log = [{k: v for k, v in each.items() if not k.endswith(times)} for each in trainer.state.log_history]
+    both = [*earlier, *trainer.state.log_history]
+    log = [{k: v for k, v in each.items() if not k.endswith(times)} for each in both]
     model = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     found = {"model": model, "log": log, "step": trainer.state.global_step, "rng": torch.get_rng_state()}
     torch.save(found | {"optimizer": trainer.optimizer.optimizer.state_dict()["state"]}, OUT)
