@@ -26,9 +26,10 @@ from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import largest, prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
+from .misuse.forgotten import Forgotten
 from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
-from .misuse.unregistered import UnregisteredSchedulers, parameter_names
+from .misuse.unregistered import parameter_names
 from .misuse.unsaved import UnsavedState
 from .parts.loaders.part import LoaderPart
 from .parts.module import ModulePart
@@ -86,8 +87,8 @@ class State:
         self.taken = 0
         #: The generators' states of the last restore, until training goes on from it.
         self._generators: dict[str, Any] = {}
-        #: Whether the next checkpoint to restore is of this run.
-        self._own = False
+        #: Whether the next checkpoint to restore is of this run, and whether training goes on from one.
+        self._own = self._resumed = False
         self._may_be_missing: frozenset[str] = frozenset()
         self._before_change, self._after_change = before_change, after_change
         self._now = (clock or SystemClock()).monotonic
@@ -113,7 +114,13 @@ class State:
         registered = build(values, self._ranks)
         self.parts, self._rng = registered.parts, registered.rng
         self._held = registered.held
-        watches = (registered.attributes, UnregisteredSchedulers(values))
+        forgotten = Forgotten(
+            values,
+            lambda: 0 if self._resumed else self.passed,
+            lambda: not self.monitor.trains_elsewhere,
+            registered.attributes.tensors_around,
+        )
+        watches = (registered.attributes, forgotten)
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)
         #: The wrapped loaders. Each is told of every boundary, also if no copies are made there.
         self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
@@ -482,6 +489,7 @@ class State:
     def put_back(self, restoring: RestorePlan) -> list[str]:
         """Give every object its tree, by `restore_plan.put_back`, and return the warnings."""
         warnings = put_back(self.parts, restoring)
+        self._resumed = True
         self._generators = restoring.trees.get(RNG, {})
         self._refresh()
         self._environment = describe()

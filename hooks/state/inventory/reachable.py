@@ -148,7 +148,7 @@ def unsaved(name: str, root: object, saved: SavedTensors, known: Collection[int]
         return not exempt[kind] and not _is_compiled(child)
 
     most, found = MOST + _EACH * len(saved), len(known)
-    for path, child in reach(root, _children, enters, depth=DEPTH, most=most, known=known):
+    for path, child in reach(root, children_of, enters, depth=DEPTH, most=most, known=known):
         kind, found = type(child), found + 1
         if issubclass(kind, torch.Tensor):
             if may_be_state(child) and not saved.has(child):
@@ -194,7 +194,7 @@ def _is_compiled(child: object) -> bool:
     return type(child) is types.FunctionType and "_torchdynamo_orig_callable" in child.__dict__
 
 
-def _children(owner: Any) -> Iterator[tuple[str, Any]]:
+def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield each object that the owner holds, with its step in a path."""
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
@@ -219,7 +219,7 @@ def _children(owner: Any) -> Iterator[tuple[str, Any]]:
         for values in (owner.__defaults__, owner.__kwdefaults__, owner.__dict__):
             yield "(…)", values
     else:
-        attributes = _dict_of(owner)
+        attributes = dict_of(owner)
         yield from _attributes(attributes)
         named = {id(attributes), *map(id, attributes.values())}
         for value in gc.get_referents(owner):
@@ -227,7 +227,8 @@ def _children(owner: Any) -> Iterator[tuple[str, Any]]:
                 yield ".…", value
 
 
-def _dict_of(owner: object) -> dict[str, Any]:
+def dict_of(owner: object) -> dict[str, Any]:
+    """Return an object's own attributes. None of its code runs."""
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:

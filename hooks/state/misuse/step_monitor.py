@@ -178,6 +178,12 @@ class StepMonitor:
         weights = self._weights
         return weights is not None and bool(weights.inconsistency())
 
+    @property
+    def trains_elsewhere(self) -> bool:
+        """Whether an optimizer has stepped that trains no registered tensor, and lives."""
+        others = [*self._others.values()]
+        return any(not (each.names or each.ignored) and each.ref() is not None for each in others)
+
     def position(self) -> dict[str, Any]:
         """Return the fields for a `Position`. Any thread may call it."""
         return {"unmarked_steps": self.steps, "marked": self.marked, "misuse": self.misuse}

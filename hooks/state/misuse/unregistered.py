@@ -1,10 +1,8 @@
-"""Optimizers that are not registered, and objects around registered ones: wrappers that step them, schedulers that change them."""
+"""Optimizers that are not registered, and wrappers that step registered ones."""
 
 from __future__ import annotations
 
 import functools
-import gc
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -19,15 +17,12 @@ from torch.utils.data import DataLoader
 from ..inventory.objects import attributes
 from ..inventory.walk import reach
 from ..parts.module_entries import name_of
-from ..parts.wrappers import is_like_optimizer
-
-log = logging.getLogger("spotguard")
 
 #: The most names in a message.
 _FEW = 2
 #: Limits of the search for an optimizer inside registered values: depth, and number of objects. A container longer
-#: than the last limit holds data and is skipped. Schedulers are searched deeper, but only for one that no near object has.
-_DEPTH, _OBJECTS, _LONG, _SCHEDULER_DEPTH = 3, 2000, 200, 6
+#: than the last limit holds data and is skipped.
+_DEPTH, _OBJECTS, _LONG = 3, 2000, 200
 #: Functions on the call stack that may belong to a wrapper of the optimizer that steps.
 _FRAMES = 12
 
@@ -109,10 +104,10 @@ def holds(root: object, wanted: Set[int], depth: int = _DEPTH) -> bool:
     Then the object's own `state_dict()`, or a wrapper's steps, stand for the optimizer. The search skips schedulers
     and modules: they do not save an optimizer.
     """
-    return any(id(each) in wanted for each in _within(root, depth))
+    return any(id(each) in wanted for each in within(root, depth))
 
 
-def _within(root: object, depth: int = _DEPTH) -> Iterator[object]:
+def within(root: object, depth: int = _DEPTH) -> Iterator[object]:
     """Yield what an object holds in plain attributes and containers, nearest first."""
     return (each for _, each in reach(root, _inside, lambda each: True, depth=depth, most=_OBJECTS))
 
@@ -173,7 +168,7 @@ def wrappers_on(
             foreign = owner is not optimizer and not isinstance(owner, _OPAQUE)
             if foreign and holds(owner, {id(optimizer)}, depth=2) and not knows(values, owner):
                 trains = not isinstance(owner, Optimizer) and any(
-                    isinstance(each, (nn.Module, DataLoader)) for each in _within(owner, 2)
+                    isinstance(each, (nn.Module, DataLoader)) for each in within(owner, 2)
                 )
                 trained = (p.shape for group in optimizer.param_groups for p in group["params"] if trains)
                 yield owner, frozenset(trained)
@@ -183,78 +178,3 @@ def wrappers_on(
 def knows(values: Mapping[str, Any], owner: object) -> bool:
     """Return whether an object is registered, or inside a registered one."""
     return any(each is owner or holds(each, {id(owner)}) for each in values.values())
-
-
-class UnregisteredSchedulers:
-    """The search for torch's schedulers of registered optimizers that no registered object has.
-
-    torch leaves a mark on an optimizer's `step`, but no reference to the scheduler, so the garbage collector finds it: 80 ns for each
-    object of the process. So it is asked only once for each sign of a scheduler, and for no optimizer with a registered one.
-
-    Args:
-        values: the registered values, by name.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
-        like += [
-            (name, each) for name, value in like for each in _within(value) if isinstance(each, Optimizer)
-        ]
-        self._optimizers = [each for _, each in like]
-        self._names = {id(each): name for name, each in like}
-        #: The signs that a search has followed, by the id of an optimizer: 1 is torch's mark, and 2 another learning rate.
-        self._signs = dict.fromkeys(self._names, 0)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin anew: a restore has changed learning rates."""
-        self._rates = {id(each): _rates(each) for each in self._optimizers}
-
-    def look(self) -> None:
-        """Warn about these schedulers, once for each optimizer."""
-        wanted = []
-        for each in self._optimizers:
-            marked = hasattr(getattr(each, "step", None), "_wrapped_by_lr_sched")
-            signs = self._signs[id(each)] | marked | 2 * (_rates(each) != self._rates[id(each)])
-            if signs != self._signs[id(each)] and not any(
-                one.optimizer is each for one in self._registered()
-            ):
-                wanted.append(each)
-            self._signs[id(each)] = signs
-        found = self._schedulers(wanted) if wanted else []
-        below = {
-            id(one) for each in found for held in vars(each).values() for one in (held, *_within(held, 1))
-        }
-        found = [each for each in found if id(each) not in below]
-        if found:
-            log.warning(
-                "a scheduler of %s is not registered (%s), so a resumed run begins it anew, unless it follows from the step's number; add "
-                "it to spotguard.register(…), as in scheduler=scheduler [SG425]",
-                few(dict.fromkeys(self._names[id(each.optimizer)] for each in found)),
-                few(dict.fromkeys(type(each).__name__ for each in found)),
-            )
-
-            self._signs |= {id(each.optimizer): 3 for each in found}
-
-    def _registered(self) -> Iterator[LRScheduler]:
-        for value in self._values.values():
-            below = value.modules() if isinstance(value, nn.Module) else ()
-            extra = [
-                vars(each) for each in below if type(each).get_extra_state is not nn.Module.get_extra_state
-            ]
-            held = (each for root in (value, *extra) for each in _within(root, _SCHEDULER_DEPTH))
-            yield from (each for each in (value, *held) if isinstance(each, LRScheduler))
-
-    def _schedulers(self, optimizers: Iterable[Optimizer]) -> list[LRScheduler]:
-        holders = gc.get_referrers(*optimizers)
-        dicts = [each for each in holders if type(each) is dict and "last_epoch" in each]
-        if dicts:  # the attributes of an object in a dict, and otherwise the object itself
-            holders += gc.get_referrers(*dicts)
-        found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
-        return [each for each in found.values() if id(getattr(each, "optimizer", None)) in self._names]
-
-
-def _rates(optimizer: Optimizer) -> list[Any]:
-    rates = (group.get("lr") for group in optimizer.param_groups)
-    return [getattr(each, "_version", each) for each in rates]

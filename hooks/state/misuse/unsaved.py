@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ..memory_access import unreadable
 from ..parts.attribute_watch import AttributeWatch
 from ..state_tensor import StateTensor
-from .unregistered import UnregisteredSchedulers
+from .forgotten import Forgotten
 
 log = logging.getLogger("spotguard")
 
@@ -25,7 +25,7 @@ class UnsavedState:
     def __init__(
         self,
         lost: Callable[[], str],
-        watches: Sequence[AttributeWatch | UnregisteredSchedulers],
+        watches: Sequence[AttributeWatch | Forgotten],
         save_at_boundaries: Callable[[str], None],
     ) -> None:
         self._lost, self._watches, self._save_at_boundaries = lost, watches, save_at_boundaries

@@ -573,8 +573,14 @@ def test_scheduler_that_only_a_hook_of_the_optimizer_holds_is_named(caplog: pyte
 def test_process_is_searched_only_for_a_scheduler_that_left_a_sign(
     schedule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not without one, and not beside a registered one: a search takes 80 ns for each object of the process."""
-    monkeypatch.delattr(gc, "get_referrers")
+    """Not without one, and not beside a registered one: a search takes 50 ns for each object of the process."""
+    ask = gc.get_referrers
+
+    def counted(*objects: Any) -> list[Any]:
+        assert not any(isinstance(each, Optimizer) for each in objects)
+        return ask(*objects)
+
+    monkeypatch.setattr(gc, "get_referrers", counted)
 
     def registered(optimizer: Optimizer, made: Any) -> dict[str, Any]:
         return both(optimizer, made) if schedule else inner(optimizer, made)

@@ -56,7 +56,7 @@ def schedule_of_skipped_steps(loop: Loop) -> None:
     scaled(loop, scaler, scheduler)
 
 
-@report("allenai/tango#154", cuts=(4, 7), silent="a scaler that is not registered is not named")
+@report("allenai/tango#154", "a gradient scaler is not registered", cuts=(4, 7))
 def scale_in_no_checkpoint(loop: Loop) -> None:
     """The scaler is in no checkpoint."""
     scaler = scaler_on_cpu()

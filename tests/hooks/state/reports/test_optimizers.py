@@ -303,7 +303,7 @@ def average_in_place_of_the_weights(loop: Loop) -> None:
             loop.model.load_state_dict(own)
 
 
-@report("ai2cm/ace#349", silent="an average that is not registered is not named")
+@report("ai2cm/ace#349", "an average of weights is not registered")
 def average_in_no_checkpoint(loop: Loop) -> None:
     """The average begins anew at the present weights."""
     ema = AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))

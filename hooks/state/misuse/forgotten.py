@@ -1,0 +1,396 @@
+"""Objects that take part in training and that nothing registered holds: schedulers, gradient scalers, averages, loaders.
+
+Nothing refers from what is registered to these, so the garbage collector finds them: 50 ns for each object of the process. It is asked
+at the first two boundaries of a run, and where an optimizer shows a new sign of a scheduler. Existing is no proof. Each kind has one
+that no exact script gives, and in doubt nothing is named.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from ..inventory.reachable import children_of, dict_of, may_be_state
+from ..inventory.walk import reach
+from ..memory_access import unreadable
+from ..parts.wrappers import is_like_optimizer
+from .unregistered import few, parameter_names, within
+
+log = logging.getLogger("spotguard")
+
+#: The boundaries of a run at which the process is searched.
+_SEARCHED = (1, 2)
+#: Limits of the search in registered objects, and for tensors. Beyond them nothing is named.
+_DEPTH, _OBJECTS = 12, 50_000
+#: What that search does not enter.
+_NOT_HELD = (
+    torch.Tensor,
+    type,
+    types.ModuleType,
+    types.CodeType,
+    types.FrameType,
+    weakref.ref,
+    logging.Logger,
+)
+#: Attributes of each module that torch fills, those of them that hold state, and those of optimizers that the search leaves out.
+_MODULE, _OF_MODULES = frozenset(vars(nn.Module())), ("_parameters", "_buffers", "_modules")
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_optimizer_")
+#: Elements of a weight that are compared, and how many of them have to move.
+_ELEMENTS, _MOVED = 64, 8
+#: The largest part of the way to the weights that an average goes in one turn.
+_PART = 0.9
+#: Weights of each registered module that an average is searched for, and the most tensors in the shape of one that are compared.
+_WEIGHTS, _TENSORS = 2, 2048
+#: A key in the state of a `StatefulDataLoader`.
+_STATE_OF_LOADER = "_iterator_finished"
+_SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+_AVERAGE = "an average of weights"
+_AS = "; add it to spotguard.register(…), as in "
+_EMA, _SCALER = _AS + "ema=ema", _AS + "scaler=scaler"
+_SCHEDULER = ", unless it follows from the step's number" + _AS + "scheduler=scheduler"
+_LOADER = "; wrap it before the loop, as in loader = spotguard.ResumableLoader(loader), and add that to spotguard.register(…)"
+
+
+class _Forgettable(NamedTuple):
+    """A class of torch's whose objects are named once they have changed between two looks, twice in a row."""
+
+    what: str
+    base: type
+    #: Returns what is equal while an object with these attributes stands still; None if nothing depends on it.
+    mark: Callable[[dict[str, Any]], Any]
+    remedy: str
+
+
+def _scale_of(scaler: dict[str, Any]) -> Any:
+    scale = scaler.get("_scale")
+    return None if scale is None or not scaler.get("_enabled") else (id(scale), scale._version)
+
+
+def _delivered_by(iterator: dict[str, Any]) -> Any:
+    """Return the batches of an iterator whose order no restart repeats, also where the script leaves out what is over.
+
+    It is drawn from torch's global generator, or the loader gives a state of its own.
+    """
+    sampler = iterator.get("_index_sampler")
+    if issubclass(type(sampler), BatchSampler):
+        sampler = dict_of(sampler).get("sampler")
+    drawn = issubclass(type(sampler), _SHUFFLES) and dict_of(sampler).get("generator") is None
+    return iterator.get("_num_yielded") if drawn or "_finished" in iterator else None
+
+
+def _count_of(average: dict[str, Any]) -> Any:
+    return getattr(average["_buffers"].get("n_averaged"), "_version", None)
+
+
+_KINDS = (
+    _Forgettable("a gradient scaler", torch.amp.GradScaler, _scale_of, _SCALER),
+    _Forgettable(_AVERAGE, AveragedModel, _count_of, _EMA),
+    _Forgettable("a loader", _BaseDataLoaderIter, _delivered_by, _LOADER),
+)
+
+
+class Forgotten:
+    """The search for objects that take part in training and are not registered.
+
+    Args:
+        values: the registered values, by name.
+        boundaries: returns the boundaries of a run since it began; 0 if it was resumed.
+        alone: returns whether no optimizer trains anything else in this process.
+        watched: returns tensors that are not registered, and that another watch names.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        boundaries: Callable[[], int],
+        alone: Callable[[], bool],
+        watched: Callable[[], Iterable[torch.Tensor]],
+    ) -> None:
+        self._values, self._boundaries, self._alone, self._watched = values, boundaries, alone, watched
+        like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
+        like += [
+            (name, each) for name, value in like for each in within(value) if isinstance(each, Optimizer)
+        ]
+        self._optimizers = [each for _, each in like]
+        self._names = {id(each): name for name, each in like}
+        #: The signs that a search has followed, by the id of an optimizer: 1 is torch's mark, and 2 another learning rate.
+        self._signs = dict.fromkeys(self._names, 0)
+        #: An adapter knows what its framework saves.
+        self._adapted = any(hasattr(type(value), "saved_modules") for value in values.values())
+        self._told: set[str] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew: a restore has changed the values."""
+        self._rates = {id(each): _rates(each) for each in self._optimizers}
+        #: The objects that are followed, by id, and the weights that averages may follow.
+        self._followed: dict[int, _Followed] = {}
+        self._weights: list[_Weight] = []
+
+    def look(self) -> None:
+        """Warn about these objects, in one line for each kind. On the training thread, at a boundary."""
+        try:
+            self._look()
+        except Exception:  # a fault of the search must not end the training that it watches
+            self._adapted, self._optimizers = True, []
+            log.exception("internal error; please report it [SG704]")
+
+    def _look(self) -> None:
+        boundaries = 0 if self._adapted else self._boundaries()
+        schedulers = self._schedulers()
+        self._followed = {key: each for key, each in self._followed.items() if each.look()}
+        moved = [
+            each for each in self._followed.values() if each.row >= 2 and each.kind.what not in self._told
+        ]
+        averages = self._weights if boundaries == _SEARCHED[1] else []
+        averages = [each for each in averages if each.has_average()]
+        if boundaries in _SEARCHED:
+            self._search(first=boundaries == _SEARCHED[0])
+        moved, averages = (moved, averages) if (moved or averages) and self._alone() else ([], [])
+        owners = few(dict.fromkeys(self._names[id(each.optimizer)] for each in schedulers))
+        self._say(f"a scheduler of {owners}", [type(each).__name__ for each in schedulers], _SCHEDULER)
+        if not (moved or averages) or (held := self._held()) is None:
+            return
+        self._followed = {key: each for key, each in self._followed.items() if not each.is_in(held)}
+        moved = [each for each in moved if not each.is_in(held)]
+        for kind in _KINDS:
+            self._say(kind.what, [each.name for each in moved if each.kind is kind], kind.remedy)
+        if lost := [f"of {each.name}" for each in averages if each.has_other_than(held)]:
+            own = [each.name for each in self._followed.values() if each.row and each.kind.what is _AVERAGE]
+            self._say(_AVERAGE, own or lost, _EMA)
+
+    def _say(self, what: str, names: Iterable[str], remedy: str) -> None:
+        """Log a line of a kind, once."""
+        if (known := few(dict.fromkeys(names))) and what not in self._told:
+            self._told.add(what)
+            log.warning(
+                "%s is not registered (%s), so a resumed run begins it anew%s [SG425]", what, known, remedy
+            )
+
+    def _search(self, *, first: bool) -> None:
+        """Follow the objects of the kinds from now on, and the tensors in the shapes of some weights."""
+        classes = {kind: [*_classes(kind.base)] for kind in _KINDS}
+        # By identity: a class may have a metaclass with code of its own.
+        kinds = {id(cls): kind for kind, known in classes.items() for cls in known}
+        self._weights = [*_weights_of(self._values, self._optimizers)] if first else []
+        tensors = (torch.Tensor, nn.Parameter) if self._weights else ()
+        found = gc.get_referrers(*chain(*classes.values()), *tensors)
+        for each in found:
+            if id(type(each)) in kinds and id(each) not in self._followed:
+                self._followed[id(each)] = _Followed(each, kinds[id(type(each))])
+        if tensors and len(found) < _OBJECTS:  # a process with more has its data in them
+            same = [each for each in found if any(type(each) is one for one in tensors)]
+            for weight in self._weights:
+                weight.compare(same)
+
+    def _held(self) -> set[int] | None:
+        """Return the ids of all that registered objects hold; None in doubt."""
+        held = {*map(id, self._watched())}
+        for value in self._values.values():
+            found = [*_reached(value)]
+            if any(type(each) is dict and _STATE_OF_LOADER in each for each in found):
+                # The script saves it itself.
+                found += [each.value for each in self._followed.values() if each.has_state]
+            if isinstance(value, nn.Module):
+                found += [*value.modules(), *value.parameters(), *value.buffers()]
+            elif len(found) >= _OBJECTS:
+                return None
+            held |= {*map(id, found)}
+        return held
+
+    def _schedulers(self) -> list[LRScheduler]:
+        """Return torch's schedulers of registered optimizers, once for each sign of one, and of several in one the outer one.
+
+        torch leaves a mark on an optimizer's `step`, but no reference to the scheduler.
+        """
+        signed = []
+        for each in self._optimizers:
+            marked = hasattr(getattr(each, "step", None), "_wrapped_by_lr_sched")
+            signs = self._signs[id(each)] | marked | 2 * (_rates(each) != self._rates[id(each)])
+            if signs != self._signs[id(each)]:
+                signed.append(each)
+            self._signs[id(each)] = signs
+        held = [one for each in self._values.values() for one in _reached(each)] if signed else []
+        known = {id(each.optimizer) for each in held if issubclass(type(each), LRScheduler)}
+        signed = [each for each in signed if id(each) not in known]
+        holders = gc.get_referrers(*signed) if signed else []
+        dicts = [each for each in holders if type(each) is dict and "last_epoch" in each]
+        if dicts:  # the attributes of an object in a dict, and otherwise the object itself
+            holders += gc.get_referrers(*dicts)
+        found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
+        schedulers = [each for each in found.values() if id(dict_of(each).get("optimizer")) in self._names]
+        parts = [part for each in schedulers for part in vars(each).values()]
+        below = {id(one) for part in parts for one in (part, *within(part, 1))}
+        return [each for each in schedulers if id(each) not in below]
+
+
+class _Followed:
+    """An object of a kind, from look to look."""
+
+    def __init__(self, value: Any, kind: _Forgettable) -> None:
+        self.kind, self._ref = kind, weakref.ref(value)
+        self._mark = kind.mark(dict_of(value))
+        #: The looks in a row, up to the last one, at which it had moved.
+        self.row = 0
+
+    def look(self) -> bool:
+        """Note whether it has moved since the last look, and return whether it lives."""
+        if (value := self._ref()) is None:
+            return False
+        before, self._mark = self._mark, self.kind.mark(dict_of(value))
+        self.row = self.row + 1 if None not in (before, self._mark) and before != self._mark else 0
+        return True
+
+    @property
+    def value(self) -> Any:
+        return self._ref()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it is an iterator of a `StatefulDataLoader`."""
+        return "_finished" in dict_of(self.value)
+
+    @property
+    def name(self) -> str:
+        value = self.value
+        data = dict_of(value).get("_dataset", value)
+        return type(value).__name__ if data is value else f"of {type(data).__name__}"
+
+    def is_in(self, held: set[int]) -> bool:
+        """Return whether registered objects hold it. A loader's iterator belongs to the loader of its sampler."""
+        value = self.value
+        return not held.isdisjoint({id(value), id(dict_of(value).get("_index_sampler", value))})
+
+
+class _Weight:
+    """A few elements of a weight, and of tensors in its shape, at two boundaries in a row.
+
+    An average moves by the same part of the way to the weight in all elements, which nothing else does: a copy has the weight itself.
+
+    Args:
+        name: the name of the weight.
+        weight: the weight.
+    """
+
+    def __init__(self, name: str, weight: torch.Tensor) -> None:
+        self.name, self._weight, self._before = name, weight, _elements(weight)
+        #: The tensors in its shape, by id, and the elements of each at the boundaries.
+        self._others: dict[int, tuple[weakref.ref[torch.Tensor], list[torch.Tensor]]] = {}
+        self._averages: list[int] = []
+
+    def compare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Compare those of these tensors that are in the weight's shape at the next boundary."""
+        same = (each for each in tensors if each.shape == self._weight.shape and each is not self._weight)
+        fit = (
+            each for each in same if each.is_floating_point() and may_be_state(each) and not unreadable(each)
+        )
+        some = [*islice(fit, _TENSORS + 1)]
+        if len(some) <= _TENSORS:  # if not, a copy would be compared without what it is a copy of
+            self._others = {id(each): (weakref.ref(each), [_elements(each)]) for each in some}
+
+    def has_average(self) -> bool:
+        """Return whether one of the tensors has moved towards the weight, at the second boundary."""
+        weights = [self._before.tolist(), _elements(self._weight).tolist()]
+        for key, (ref, looks) in self._others.items():
+            if (tensor := ref()) is not None and not unreadable(tensor):
+                looks.append(_elements(tensor))
+                rounding = max(torch.finfo(each.dtype).eps for each in (tensor, self._weight, looks[0]))
+                if _follows(looks[0].tolist(), looks[1].tolist(), weights, rounding):
+                    self._averages.append(key)
+        return bool(self._averages)
+
+    def has_other_than(self, held: set[int]) -> bool:
+        """Return whether an average is neither held by registered objects, nor a copy of one that is, as saves have."""
+        known = [each.tolist() for key in held & self._others.keys() for each in self._others[key][1]]
+        lost = (key for key in self._averages if key not in held)
+        return any(self._others[key][1][-1].tolist() not in known for key in lost)
+
+
+def _follows(before: list[float], now: list[float], weights: list[list[float]], rounding: float) -> bool:
+    """Return whether values have moved by one part of the way to one of two states of the weights."""
+    moved = [b - a for a, b in zip(before, now, strict=True)]
+    clear = sum(abs(m) > 32 * rounding * abs(b) for m, b in zip(moved, now, strict=True)) >= _MOVED
+    if not clear or now in weights:
+        return False
+    for weight in weights:
+        way = [w - a for a, w in zip(before, weight, strict=True)]
+        square = sum(w * w for w in way)
+        part = sum(m * w for m, w in zip(moved, way, strict=True)) / square if square else 0.0
+        exact = all(
+            abs(m - part * w) <= 0.02 * abs(part * w) + 4 * rounding * abs(b)
+            for m, w, b in zip(moved, way, now, strict=True)
+        )
+        if exact and 0 < part <= _PART:
+            return True
+    return False
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // _ELEMENTS)][:_ELEMENTS].to(torch.float32, copy=True)
+
+
+def _weights_of(values: Mapping[str, Any], optimizers: Iterable[Optimizer]) -> Iterator[_Weight]:
+    """Yield a few weights of each registered module, those in the rarest shapes first, and of these the smallest."""
+    names = parameter_names(values)
+    stepped = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+    for value in values.values():
+        if isinstance(value, nn.Module):
+            own = [*value.parameters()]
+            count = Counter(p.shape for p in own)
+            fit = [p for p in own if id(p) in stepped and type(p) is nn.Parameter and p.numel() >= _MOVED]
+            fit = [p for p in fit if p.is_floating_point() and not unreadable(p)]
+            fit.sort(key=lambda p: (count[p.shape], p.numel()))
+            yield from (_Weight(names[id(p)], p) for p in fit[:_WEIGHTS])
+
+
+def _reached(value: Any) -> Iterator[Any]:
+    """Yield a registered value and all that it holds, nearest first."""
+    yield value
+    yield from (each for _, each in reach(value, _inside, _may_hold, depth=_DEPTH, most=_OBJECTS))
+
+
+def _inside(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, but of modules and optimizers nothing that torch fills and that holds no state."""
+    kind, held = type(owner), dict_of(owner)
+    if issubclass(kind, nn.Module):
+        for name in _OF_MODULES:
+            yield from held.get(name, {}).items()
+        yield from ((name, each) for name, each in held.items() if name not in _MODULE)
+    elif issubclass(kind, Optimizer):
+        states: list[Any] = [*held.get("state", {}).values()]
+        yield from (item for state in states if type(state) is dict for item in state.items())
+        yield from ((name, each) for name, each in held.items() if not name.startswith(_OF_OPTIMIZERS))
+    else:
+        yield from children_of(owner)
+
+
+def _may_hold(value: object) -> bool:
+    return not issubclass(type(value), _NOT_HELD)
+
+
+def _classes(base: type) -> Iterator[type]:
+    yield base
+    derived: list[type] = type.__subclasses__(base)
+    for each in derived:
+        yield from _classes(each)
+
+
+def _rates(optimizer: Optimizer) -> list[Any]:
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [getattr(each, "_version", each) for each in rates]
