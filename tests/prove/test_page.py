@@ -110,7 +110,7 @@ def test_checks_that_were_left_out_are_told() -> None:
         "not looked at: RuntimeError: odd",
         "no losses",
         "notes.at: different in each run by itself",
-        "seen: begins anew",
+        "seen: starts over after a resume",
         "reads place.txt again",
     ):
         assert words in found

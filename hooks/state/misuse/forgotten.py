@@ -11,9 +11,8 @@ import gc
 import logging
 import types
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +23,11 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from ..inventory.reachable import children_of, dict_of, may_be_state
+from ..inventory.reachable import children_of, dict_of
 from ..inventory.walk import reach
-from ..memory_access import unreadable
 from ..parts.wrappers import is_like_optimizer
-from .unregistered import few, parameter_names, within
+from .averages import SampledWeight, weights_of
+from .unregistered import few, within
 
 log = logging.getLogger("spotguard")
 
@@ -49,12 +48,6 @@ _NOT_HELD = (
 #: Attributes of each module that torch fills, those of them that hold state, and those of optimizers that the search leaves out.
 _MODULE, _OF_MODULES = frozenset(vars(nn.Module())), ("_parameters", "_buffers", "_modules")
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_optimizer_")
-#: Elements of a weight that are compared, and how many of them have to move.
-_ELEMENTS, _MOVED = 64, 8
-#: The largest part of the way to the weights that an average goes in one turn.
-_PART = 0.9
-#: Weights of each registered module that an average is searched for, and the most tensors in the shape of one that are compared.
-_WEIGHTS, _TENSORS = 2, 2048
 #: A key in the state of a `StatefulDataLoader`.
 _STATE_OF_LOADER = "_iterator_finished"
 _SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -140,7 +133,7 @@ class Forgotten:
         self._rates = {id(each): _rates(each) for each in self._optimizers}
         #: The objects that are followed, by id, and the weights that averages may follow.
         self._followed: dict[int, _Followed] = {}
-        self._weights: list[_Weight] = []
+        self._weights: list[SampledWeight] = []
 
     def look(self) -> None:
         """Warn about these objects, in one line for each kind. On the training thread, at a boundary."""
@@ -157,7 +150,11 @@ class Forgotten:
         moved = [
             each for each in self._followed.values() if each.row >= 2 and each.kind.what not in self._told
         ]
-        averages = self._weights if boundaries == _SEARCHED[1] else []
+        if boundaries == _SEARCHED[1]:
+            for weight in self._weights:
+                weight.look_again()
+        averages = [each for each in self._weights if each.is_read()]
+        self._weights = [each for each in self._weights if each not in averages]
         averages = [each for each in averages if each.has_average()]
         if boundaries in _SEARCHED:
             self._search(first=boundaries == _SEARCHED[0])
@@ -187,8 +184,9 @@ class Forgotten:
         classes = {kind: [*_classes(kind.base)] for kind in _KINDS}
         # By identity: a class may have a metaclass with code of its own.
         kinds = {id(cls): kind for kind, known in classes.items() for cls in known}
-        self._weights = [*_weights_of(self._values, self._optimizers)] if first else []
-        tensors = (torch.Tensor, nn.Parameter) if self._weights else ()
+        tensors: tuple[type, ...] = ()
+        if first and (weights := [*weights_of(self._values, self._optimizers)]):
+            self._weights, tensors = weights, (torch.Tensor, nn.Parameter)
         found = gc.get_referrers(*chain(*classes.values()), *tensors)
         for each in found:
             if id(type(each)) in kinds and id(each) not in self._followed:
@@ -275,88 +273,6 @@ class _Followed:
         """Return whether registered objects hold it. A loader's iterator belongs to the loader of its sampler."""
         value = self.value
         return not held.isdisjoint({id(value), id(dict_of(value).get("_index_sampler", value))})
-
-
-class _Weight:
-    """A few elements of a weight, and of tensors in its shape, at two boundaries in a row.
-
-    An average moves by the same part of the way to the weight in all elements, which nothing else does: a copy has the weight itself.
-
-    Args:
-        name: the name of the weight.
-        weight: the weight.
-    """
-
-    def __init__(self, name: str, weight: torch.Tensor) -> None:
-        self.name, self._weight, self._before = name, weight, _elements(weight)
-        #: The tensors in its shape, by id, and the elements of each at the boundaries.
-        self._others: dict[int, tuple[weakref.ref[torch.Tensor], list[torch.Tensor]]] = {}
-        self._averages: list[int] = []
-
-    def compare(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Compare those of these tensors that are in the weight's shape at the next boundary."""
-        same = (each for each in tensors if each.shape == self._weight.shape and each is not self._weight)
-        fit = (
-            each for each in same if each.is_floating_point() and may_be_state(each) and not unreadable(each)
-        )
-        some = [*islice(fit, _TENSORS + 1)]
-        if len(some) <= _TENSORS:  # if not, a copy would be compared without what it is a copy of
-            self._others = {id(each): (weakref.ref(each), [_elements(each)]) for each in some}
-
-    def has_average(self) -> bool:
-        """Return whether one of the tensors has moved towards the weight, at the second boundary."""
-        weights = [self._before.tolist(), _elements(self._weight).tolist()]
-        for key, (ref, looks) in self._others.items():
-            if (tensor := ref()) is not None and not unreadable(tensor):
-                looks.append(_elements(tensor))
-                rounding = max(torch.finfo(each.dtype).eps for each in (tensor, self._weight, looks[0]))
-                if _follows(looks[0].tolist(), looks[1].tolist(), weights, rounding):
-                    self._averages.append(key)
-        return bool(self._averages)
-
-    def has_other_than(self, held: set[int]) -> bool:
-        """Return whether an average is neither held by registered objects, nor a copy of one that is, as saves have."""
-        known = [each.tolist() for key in held & self._others.keys() for each in self._others[key][1]]
-        lost = (key for key in self._averages if key not in held)
-        return any(self._others[key][1][-1].tolist() not in known for key in lost)
-
-
-def _follows(before: list[float], now: list[float], weights: list[list[float]], rounding: float) -> bool:
-    """Return whether values have moved by one part of the way to one of two states of the weights."""
-    moved = [b - a for a, b in zip(before, now, strict=True)]
-    clear = sum(abs(m) > 32 * rounding * abs(b) for m, b in zip(moved, now, strict=True)) >= _MOVED
-    if not clear or now in weights:
-        return False
-    for weight in weights:
-        way = [w - a for a, w in zip(before, weight, strict=True)]
-        square = sum(w * w for w in way)
-        part = sum(m * w for m, w in zip(moved, way, strict=True)) / square if square else 0.0
-        exact = all(
-            abs(m - part * w) <= 0.02 * abs(part * w) + 4 * rounding * abs(b)
-            for m, w, b in zip(moved, way, now, strict=True)
-        )
-        if exact and 0 < part <= _PART:
-            return True
-    return False
-
-
-def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, len(flat) // _ELEMENTS)][:_ELEMENTS].to(torch.float32, copy=True)
-
-
-def _weights_of(values: Mapping[str, Any], optimizers: Iterable[Optimizer]) -> Iterator[_Weight]:
-    """Yield a few weights of each registered module, those in the rarest shapes first, and of these the smallest."""
-    names = parameter_names(values)
-    stepped = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
-    for value in values.values():
-        if isinstance(value, nn.Module):
-            own = [*value.parameters()]
-            count = Counter(p.shape for p in own)
-            fit = [p for p in own if id(p) in stepped and type(p) is nn.Parameter and p.numel() >= _MOVED]
-            fit = [p for p in fit if p.is_floating_point() and not unreadable(p)]
-            fit.sort(key=lambda p: (count[p.shape], p.numel()))
-            yield from (_Weight(names[id(p)], p) for p in fit[:_WEIGHTS])
 
 
 def _reached(value: Any) -> Iterator[Any]:

@@ -95,7 +95,7 @@ def test_a_look_may_take_as_long_as_its_source_says() -> None:
         late = looks.problem(200.0 + pause + longest + GRACE)
         assert late is not None
         assert (late.seeing, late.reason) == (False, "overdue")
-        assert late.detail.startswith(f"no look for {pause + longest + GRACE:.0f} s")
+        assert late.detail.startswith(f"no answer for {pause + longest + GRACE:.0f} s")
         assert late.advice
 
 
@@ -109,11 +109,11 @@ def test_a_source_that_hangs_is_blind_until_it_comes_back(caplog: pytest.LogCapt
         (lost,) = hanging.check()
         assert isinstance(lost, HealthChanged)
         assert (lost.health.sight, lost.health.reason) == ("blind", "overdue")
-        assert lost.health.detail.startswith("no look for 10 s")
+        assert lost.health.detail.startswith("no answer for 10 s")
         hanging.clock.advance(CHECK_EVERY)
         (again,) = hanging.check()
         assert isinstance(again, HealthChanged)
-        assert again.health.detail.startswith("no look for 12 s")
+        assert again.health.detail.startswith("no answer for 12 s")
         assert again.since == lost.since
 
         hanging.source.shows(a_notice())
@@ -125,7 +125,7 @@ def test_a_source_that_hangs_is_blind_until_it_comes_back(caplog: pytest.LogCapt
         assert hanging.check() == []
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "fake source: seeing"
-    assert said[1].startswith("fake source: blind (overdue): no look for 10 s")
+    assert said[1].startswith("fake source: blind (overdue): no answer for 10 s")
     assert said[2:] == ["fake source: seeing (again, after 2 s)"]
 
 
