@@ -26,8 +26,8 @@ WARNED = {
     "one_opt_missing": "an optimizer is not registered (AdamW trains b.weight, b.bias)",
     "step_first": "comes before optimizer.step() (",
     "step_between": "comes between two optimizers, and ob steps after it (",
-    # Which batches a loader gives is seen by no optimizer: docs/how-to/training-script.md says what to do.
-    "plain_loader_skip": "",
+    # A shuffled pass begins with another order, whatever the script leaves out of it.
+    "plain_loader_skip": "a loader is not registered (of range)",
 }
 EXACT = {"good"}
 
@@ -75,7 +75,7 @@ def test_misuse_variants(
     resumed = trained(kind, folder / "cut")
     lives.append(said(caplog))
     assert torch.equal(undisturbed, resumed) is (kind in EXACT)
-    for life in lives:
+    for life in lives[: 1 if kind == "plain_loader_skip" else 2]:  # a resumed run searches for no loader
         warned = [each for each in life if "guard.step() (" in each or "not registered (" in each]
         assert [WARNED[kind] in each for each in warned] == ([True] if WARNED[kind] else []), life
 
