@@ -220,6 +220,8 @@ class StepsLoop:
         #: The step of the turn; -1 before the first.
         self.turn = -1
         self._line = ""
+        #: Whether it has come to its end.
+        self.over = taker is None
 
     def begin_turn(self, step: int) -> None:
         self.step = self.turn = step

@@ -261,16 +261,18 @@ class Guard:
             self._place.check_loop()
         if total is not None and done >= total:
             self._parts.startup_messages.finished(self._parts.run_id, done, total)
+        self._state.loop_begins(done, total, left=not self._place.loop.over)
         self._place.loop = loop = StepsLoop(sys._getframe().f_back)
-        self._state.loop_begins(done, total)
         try:
             for step in count(done) if total is None else range(done, total):
                 loop.begin_turn(step)
                 yield step
                 if not self._gate.inert:
                     loop.go_on(self._gate.place.completed)
-                self._state.loop_goes_on(follows=total is None or step + 1 < total)
+                self._state.loop_goes_on(step + 1, total)
                 self.step()
+            else:
+                loop.over = True
         finally:  # also if the loop is left early; a loop that something still holds may end in the midst of the next one
             loop.step = -1
             if self._place.loop is loop:

@@ -332,21 +332,25 @@ class State:
             self._rng.arrived(own=self._own)
         self._generators = {}
 
-    def loop_begins(self, done: int, total: int | None) -> None:
+    def loop_begins(self, done: int, total: int | None, *, left: bool) -> None:
         """Note that a loop over `guard.steps()` begins. On the training thread, at a boundary.
 
         Args:
             done: completed steps.
             total: the number of steps at which the loop ends; None for a loop without an end.
+            left: whether the loop before it was left early.
         """
         for loader in self.loaders:
             loader.before_turn()
-        follows = total is None or done < total
-        self._rng.loop_begins(follows=follows, ends=done == total)
+        if total is None or self.loaders or (left and self.passed):
+            self._rng.loop_left()
+        else:
+            self._rng.loop_begins(follows=done < total, ends=done == total)
 
-    def loop_goes_on(self, *, follows: bool) -> None:
-        """Note, before a boundary, whether another step of the loop over `guard.steps()` follows it."""
-        self._rng.loop_goes_on(follows=follows)
+    def loop_goes_on(self, done: int, total: int | None) -> None:
+        """Note, before a boundary, that it is one of the loop over `guard.steps()`."""
+        if total is not None and not self.loaders:
+            self._rng.loop_goes_on(follows=done < total)
 
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""

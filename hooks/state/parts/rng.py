@@ -6,9 +6,13 @@ with the very next number.
 A script may draw or seed between `restore()` and its loop over `guard.steps()`, and does so at each start. An uninterrupted run has
 drawn there once, before its first step. So a restored process has the generators of an uninterrupted run where its loop meets it again:
 
-- The boundary is within a loop ("goes on"): that loop begins with the generators of the boundary.
+- The boundary is within a loop with an end ("goes on"): that loop begins with the generators of the boundary.
 - The boundary is before a loop, or at a loop's end: the code behind that end runs again, with the generators of the boundary. The loop
   that follows begins with the generators with which it began ("drawn"), if it had.
+
+Where a loader is registered, `iter()` draws before the loop or in it, and the loader puts the generators right itself (`passes`). A loop
+without an end is left by a break, at which no restart is, and a restored process may begin it behind what came next. So nothing is
+done in both cases.
 """
 
 from __future__ import annotations
@@ -173,6 +177,12 @@ class RngPart(Part):
         """Note, before the boundary of a loop over `guard.steps()`, whether another step of the loop follows it."""
         self._in_loop = follows
 
+    def loop_left(self) -> None:
+        """Note that nothing is known of a loop: it was left early, or what it reads draws too. A restore sets the generators alone."""
+        self.trained()
+        self._in_loop = None
+        self._frozen = {name: states for name, states in self._frozen.items() if name != LOOP}
+
     def _states(self) -> dict[str, Any]:
         if self._registered is not None:
             self._registered.look()
@@ -180,9 +190,16 @@ class RngPart(Part):
         return {"global": capture(self._others), "registered": registered}
 
     def _set(self, states: dict[str, Any]) -> None:
-        restore(states["global"], self._others)
-        if self._registered is not None:
-            self._registered.set(states["registered"])
+        try:
+            restore(states["global"], self._others)
+            if self._registered is not None:
+                self._registered.look()  # a script may have put another one in its place
+                self._registered.set(states["registered"])
+        except REFUSALS as error:
+            raise StateError(
+                f"{self.name}: a generator refuses the state in which its loop began ({error_text(error)}); restore another step "
+                "by guard.restore(step=…)"
+            ) from error
 
     def targets(self, tree: Any) -> None:
         """Check the form of the states.

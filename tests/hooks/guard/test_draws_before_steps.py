@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from spotguard.hooks.state.parts.rng import RngPart
+from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.passes import WIDTH, Loop, Rows, Script, said, unequal
+from tests.fakes.store import FakeStore
 from tests.fakes.training import seed
 
 pytestmark = pytest.mark.torch
@@ -77,20 +79,21 @@ def generators_in_a_dict(loop: Loop) -> None:
             loop.learn(torch.randn(4, WIDTH, generator=noise) * numbers.random())
 
 
-def reads_a_loader(loop: Loop) -> None:
-    """An iterator that lives before the loop, and draws beside it."""
-    loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
-    loop.restore(loader=loader)
-    _draw()
+def counts_epochs_by_steps(loop: Loop) -> None:
+    """A restart begins with the epoch of its step, and draws for it."""
+    loop.restore()
+    for epoch in range(loop.done // 4, 2):
+        seed(epoch)
+        _draw()
+        _learn(loop, loop.turns(4 * epoch + 4))
 
-    def endless() -> Iterator[torch.Tensor]:
-        while True:
-            yield from loader
 
-    batches = endless()
-    _draw()
+def replaces_a_generator(loop: Loop) -> None:
+    notes = {"noise": torch.Generator().manual_seed(4)}
+    loop.restore(notes=notes)
+    notes["noise"] = torch.Generator().manual_seed(5)
     for _ in loop.turns(8):
-        loop.learn(next(batches) + _draw())
+        loop.learn(torch.randn(4, WIDTH, generator=notes["noise"]))
 
 
 def counts_by_hand_behind_a_loop(loop: Loop) -> None:
@@ -104,18 +107,44 @@ def counts_by_hand_behind_a_loop(loop: Loop) -> None:
         loop.learn(_draw())
 
 
-def ends_with_a_loader(loop: Loop) -> None:
+def saves_each_epoch(loop: Loop) -> None:
+    """The loop without an end is over where its loader is."""
     loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
     loop.restore(loader=loader)
-    _draw()
+    loop._by_hand = False
     for _ in range(loader.epoch, 3):
         for _, rows in zip(range(99) if loop.guard is None else loop.guard.steps(), loader, strict=False):
-            loop._by_hand = False
             loop.learn(rows + _draw())
-            if loop.done == loop._until:
-                loop.guard.step()
-                loop._end()
-        loop.loss_of(_draw())
+        loop._end()
+
+
+def seeds_each_epoch(loop: Loop) -> None:
+    """And leaves its loop by a break."""
+    loop.restore()
+    loop._by_hand = False
+    for epoch in range(loop.done // 4, 3):
+        seed(epoch)
+        for number in range(loop.done, 99) if loop.guard is None else loop.guard.steps():
+            loop.learn(_draw())
+            if number + 1 == 4 * epoch + 4:
+                if loop.guard is not None:
+                    loop.guard.step()
+                break
+        loop._end()
+
+
+def begins_its_pass_in_the_loop(loop: Loop) -> None:
+    loader = loop.wrap(DataLoader(Rows(), 4, shuffle=True))
+    loop.restore(loader=loader)
+    batches = iter(loader)
+    for _ in loop.turns(12):
+        try:
+            rows = next(batches)
+        except StopIteration:
+            loop._end()
+            batches = iter(loader)
+            rows = next(batches)
+        loop.learn(rows + _draw())
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -128,8 +157,8 @@ def ends_with_a_loader(loop: Loop) -> None:
         validates_between_loops,
         seeds_between_loops,
         generators_in_a_dict,
-        reads_a_loader,
-        ends_with_a_loader,
+        counts_epochs_by_steps,
+        replaces_a_generator,
     ],
 )
 def test_draws_before_a_loop_over_steps_move_no_step(
@@ -191,22 +220,6 @@ def test_a_save_at_the_end_of_a_loop_has_the_numbers_of_what_follows_it() -> Non
     assert not torch.equal(_draw(), wanted)
 
 
-def test_a_loop_that_begins_again_at_its_boundary_repeats_what_was_between() -> None:
-    """As where `zip(guard.steps(), loader)` ends with its loader: a restart is in the first loop again, and draws behind it."""
-    saved = RngPart("rng")
-    saved.loop_goes_on(follows=True)
-    saved.at_boundary()
-    between = _draw()
-    saved.loop_begins(follows=True, ends=False)
-    wanted = _draw()
-    part = _restored(saved)
-    _draw()
-    part.loop_begins(follows=True, ends=False)
-    assert torch.equal(_draw(), between)
-    part.loop_begins(follows=True, ends=False)
-    assert torch.equal(_draw(), wanted)
-
-
 def test_the_loop_of_another_run_counts_for_nothing() -> None:
     saved = _begun()
     part = _restored(saved, own=False)
@@ -221,17 +234,56 @@ def test_a_loop_by_hand_behind_one_over_steps_goes_on_with_the_restored_numbers(
     assert unequal(counts_by_hand_behind_a_loop, (1, 2)) == []
 
 
-def test_a_loop_that_is_left_early_goes_on_with_the_restored_numbers() -> None:
-    def script(loop: Loop) -> None:
+@pytest.mark.parametrize(
+    ("script", "cuts"),
+    [(saves_each_epoch, (5, 10)), (seeds_each_epoch, (4, 8)), (begins_its_pass_in_the_loop, (5, 10))],
+)
+def test_what_a_loop_draws_behind_a_save_is_drawn_again(script: Script, cuts: tuple[int, ...]) -> None:
+    assert unequal(script, cuts) == []
+
+
+def test_a_save_at_an_error_in_the_loop_has_the_numbers_of_its_step() -> None:
+    """The loop is closed before the error is handled."""
+    store, ends = FakeStore(), []
+    for until in (3, -1):
+        loop = Loop(store)
         loop.restore()
         _draw()
-        if loop.guard is None:
-            _learn(loop, iter(range(8)))
-            return
-        for _ in islice(loop.guard.steps(), 8 - loop.done):
-            if loop.done == loop._until:
-                loop._end()
-            loop._by_hand = False
-            loop.learn(_draw())
+        try:
+            for number in loop.guard.steps(6):
+                loop._by_hand = False
+                if number == until:
+                    raise ZeroDivisionError
+                loop.learn(_draw())
+        except ZeroDivisionError:
+            assert loop.guard._saver.background()
+        finally:
+            loop._open.__exit__(None, None, None)
+        ends.append(loop.losses)
+    plain = Loop(None)
+    plain.restore()
+    _draw()
+    for _ in range(6):
+        plain.learn(_draw())
+    assert {**ends[0], **ends[1]} == plain.losses
+    assert min(ends[1]) == 3
 
-    assert unequal(script, (1, 3)) == []
+
+@pytest.mark.parametrize(
+    "drawn",
+    [{"torch": torch.zeros(3, dtype=torch.uint8)}, {"numpy": {"bit_generator": "MT19937", "state": {}}}],
+    ids=str,
+)
+def test_a_state_of_a_loop_that_no_generator_takes_is_refused_in_words(drawn: dict[str, Any]) -> None:
+    part = RngPart("rng")
+    part.at_boundary()
+    tree = part.tree() | {"loop": {"goes on": False, "drawn": {"global": drawn, "registered": {}}}}
+
+    def resume() -> None:
+        part.targets(tree)
+        part.put_back(tree)
+        part.arrived(own=True)
+        part.loop_begins(follows=True, ends=False)
+
+    with pytest.raises((CheckpointError, StateError), match="rng: a generator"):
+        resume()
