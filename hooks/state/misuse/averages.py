@@ -113,7 +113,10 @@ def _elements(tensor: torch.Tensor) -> torch.Tensor:
 def weights_of(values: Mapping[str, Any], optimizers: Iterable[Optimizer]) -> Iterator[SampledWeight]:
     """Yield a few weights of each registered module, those in the rarest shapes first, and of these the smallest."""
     names = parameter_names(values)
-    stepped = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+    groups = [group for each in optimizers for group in each.param_groups]
+    stepped = {
+        id(p): p for group in groups for p in group.get("params", ())
+    }  # one of the script may have others
     for value in values.values():
         if isinstance(value, nn.Module):
             own = [*value.parameters()]

@@ -51,7 +51,7 @@ FIELDS = {
     },
 }
 INNER = {
-    "info": {"pid", "command", "launchers", "machines", "machine_count", "up"},
+    "info": {"pid", "command", "launch", "launchers", "machines", "machine_count", "up"},
     "environment": {"python", "torch", "threads", "machine", "device"},
     "notice": {"ids", "kind", "source", "drill"},
     "history": {"began", "first", "step_seconds", "saves", "cost", "periodic", "interval", "completed"},
