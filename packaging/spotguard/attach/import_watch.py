@@ -38,8 +38,8 @@ _LOOPS = {
 _LAUNCHERS = ("torch.distributed.", "torchrun", "accelerate", "deepspeed", "horovod")
 #: `hooks.ipc.messages.VERSION`, for the one message that is sent without spotguard.
 _PROTOCOL = 1
-#: Why nothing is attached in this process, once that is named.
-_NAMED: list[str] = []
+#: The Trainers of this process that train now.
+_TRAINING: list[str] = []
 #: Exit code of a Python that has a framework and no spotguard: a usage error.
 _USAGE = 2
 
@@ -108,7 +108,6 @@ def follow(module: ModuleType) -> None:
         train = getattr(kind, method)
         if not hasattr(train, "_spotguard_attaches"):
             setattr(kind, method, _attaching(train, attach))
-            kind.__init_subclass__ = classmethod(_watching(kind, method))
             _tell_agent(f"{module.__name__} was imported, and its {name}.{method}() not called yet")
     except Exception:  # noqa: BLE001 - another framework of that name: the exit says that nothing was attached
         return
@@ -119,50 +118,21 @@ def _attaching(train: Callable[..., Any], attach: str) -> Callable[..., Any]:
 
     @functools.wraps(train)
     def attached(trainer: Any, *given: Any, **named: Any) -> Any:
+        if _TRAINING:  # a callback's probe: the one that began first keeps the guard
+            _say(
+                f"spotguard run --attach: a {type(trainer).__name__} begins within {_TRAINING[0]}: not guarded"
+            )
+            return train(trainer, *given, **named)
         change = getattr(_trainers(train.__module__.partition(".")[0]), attach)
         given, named = change(trainer, train, given, named)
-        return train(trainer, *given, **named)
+        _TRAINING.append(f"the training of a {type(trainer).__name__}")
+        try:
+            return train(trainer, *given, **named)
+        finally:
+            _TRAINING.pop()
 
     attached._spotguard_attaches = True  # type: ignore[attr-defined]
     return attached
-
-
-def _watching(trainer: Any, method: str) -> Callable[..., Any]:
-    """Return the `__init_subclass__` of a Trainer, which has a loop of a subclass's own named as it begins."""
-    import functools
-
-    before = vars(trainer).get("__init_subclass__")
-
-    def begin_subclass(cls: Any, **named: Any) -> None:
-        begin = super(trainer, cls).__init_subclass__ if before is None else before.__get__(None, cls)
-        begin(**named)
-        own = vars(cls).get(method)
-        code = getattr(own, "__code__", None)
-        if code is None or hasattr(own, "__wrapped__") or _calls_up(code, method, cls):
-            return
-
-        @functools.wraps(own)
-        def loop(*given: Any, **named: Any) -> Any:
-            why = f"{cls.__name__}.{method}() is a loop of its own, which never calls that of the Trainer"
-            if not _NAMED:
-                _NAMED.append(why)
-                _say(
-                    f"spotguard run --attach: nothing is attached: {why}: see docs/how-to/training-script.md"
-                )
-                _tell_agent(why)
-            return own(*given, **named)
-
-        setattr(cls, method, loop)
-
-    return begin_subclass
-
-
-def _calls_up(code: Any, method: str, kind: Any) -> bool:
-    """Return whether a method's code names the one that it overrides, as `super().train()` or `Trainer.train(self)`."""
-    above = {"super", *(base.__name__ for base in kind.__mro__[1:-1])}
-    inner = [each for each in code.co_consts if hasattr(each, "co_names")]
-    names = {*code.co_names}.union(*(each.co_names for each in inner))
-    return method in names and not above.isdisjoint(names)
 
 
 def _trainers(framework: str) -> ModuleType:
@@ -209,7 +179,7 @@ def _say_if_nothing(pid: int) -> None:
     """Say at the exit of a process that may have trained that nothing was attached in it."""
     if os.getpid() != pid or "torch" not in sys.modules or os.environ.get("RANK", "0") != "0":
         return
-    if "spotguard.hooks.register" in sys.modules or _NAMED or _is_launcher():
+    if "spotguard.hooks.register" in sys.modules or _is_launcher():
         return
     loop = next((words for name, words in _LOOPS.items() if name in sys.modules), "")
     there = next((name for name in TRAINERS if name in sys.modules), "")
