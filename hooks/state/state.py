@@ -26,7 +26,7 @@ from .device.events import Fence
 from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import largest, prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
-from .misuse.forgotten import Forgotten
+from .misuse.forgotten import Forgotten, SavedValues
 from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
 from .misuse.unregistered import parameter_names
@@ -35,7 +35,7 @@ from .parts.loaders.part import LoaderPart
 from .parts.module import ModulePart
 from .parts.optimizers.optimizer import OptimizerPart
 from .parts.registry import build, check_held
-from .parts.values import Part, check_savable
+from .parts.values import DictPart, Part, StatefulPart, check_savable
 from .restore_plan import NOBODY, RestorePlan, may_be_missing, plan, put_back
 from .sharding.dtensor import RankOf, local
 from .sharding.fingerprint import alone, fingerprint
@@ -119,6 +119,10 @@ class State:
             lambda: 0 if self._resumed else self.passed,
             lambda: not self.monitor.trains_elsewhere,
             registered.attributes.tensors_around,
+            lambda: SavedValues(
+                [each.tensor for part in self.parts for each in part.state_tensors()],
+                [part.tree() for part in self.parts if isinstance(part, (DictPart, StatefulPart))],
+            ),
         )
         watches = (registered.attributes, forgotten)
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)

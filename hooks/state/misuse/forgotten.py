@@ -1,6 +1,6 @@
 """Objects that take part in training and that nothing registered holds: schedulers, gradient scalers, averages, loaders.
 
-Nothing refers from what is registered to these, so the garbage collector finds them: 50 ns for each object of the process. It is asked
+Nothing refers from what is registered to these, so the garbage collector finds them: 13 ns for each reference in the process. It is asked
 at the first two boundaries of a run, and where an optimizer shows a new sign of a scheduler. Existing is no proof. Each kind has one
 that no exact script gives, and in doubt nothing is named.
 """
@@ -11,7 +11,7 @@ import gc
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,10 +23,11 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from ...checkpoint.format.values.placeholders import SavedObject
 from ..inventory.reachable import children_of, dict_of
-from ..inventory.walk import reach
+from ..inventory.walk import reach, tensors_in
 from ..parts.wrappers import is_like_optimizer
-from .averages import SampledWeight, weights_of
+from .carried_gradient import version
 from .unregistered import few, within
 
 log = logging.getLogger("spotguard")
@@ -48,15 +49,49 @@ _NOT_HELD = (
 #: Attributes of each module that torch fills, those of them that hold state, and those of optimizers that the search leaves out.
 _MODULE, _OF_MODULES = frozenset(vars(nn.Module())), ("_parameters", "_buffers", "_modules")
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_optimizer_")
-#: A key in the state of a `StatefulDataLoader`.
+#: Keys in the states of a `StatefulDataLoader`, a gradient scaler, and a scheduler.
 _STATE_OF_LOADER = "_iterator_finished"
+_OF_SCALER, _OF_SCHEDULER = frozenset({"scale", "growth_factor"}), frozenset({"last_epoch", "_step_count"})
+#: A longer list holds data.
+_LONG = 200
 _SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 _AVERAGE = "an average of weights"
 _AS = "; add it to spotguard.register(…), as in "
 _EMA, _SCALER = _AS + "ema=ema", _AS + "scaler=scaler"
 _SCHEDULER = ", unless it follows from the step's number" + _AS + "scheduler=scheduler"
-_LOADER = "; wrap it before the loop, as in loader = spotguard.ResumableLoader(loader), and add that to spotguard.register(…)"
+_LOADER = ", unless the script seeds each pass and winds it forward; wrap it before the loop, as in loader = spotguard.ResumableLoader(loader), and add that to spotguard.register(…)"
+
+
+class SavedValues(NamedTuple):
+    """What a save has."""
+
+    tensors: Sequence[torch.Tensor]
+    trees: Sequence[Any]
+
+    def has_state(self, keys: Set[str]) -> bool:
+        """Return whether a tree has a dict with these keys: a script may save the `state_dict()` of an object without the object."""
+        waiting, seen = [*self.trees], 0
+        while waiting and seen < _OBJECTS:
+            each, seen = waiting.pop(), seen + 1
+            if isinstance(each, SavedObject):
+                each = each.value
+            if isinstance(each, dict):
+                if keys <= each.keys():
+                    return True
+                waiting += each.values()
+            elif isinstance(each, (list, tuple)) and len(each) <= _LONG:
+                waiting += each
+        return False
+
+    def has_values(self, tensor: torch.Tensor) -> bool:
+        """Return whether the memory of a tensor, or a copy of it, is among the tensors."""
+        for each in (*self.tensors, *tensors_in([*self.trees])):
+            if each.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                return True
+            if each.shape == tensor.shape and each.device == tensor.device and torch.equal(each, tensor):
+                return True
+        return False
 
 
 class _Forgettable(NamedTuple):
@@ -66,12 +101,14 @@ class _Forgettable(NamedTuple):
     base: type
     #: Returns what is equal while an object with these attributes stands still; None if nothing depends on it.
     mark: Callable[[dict[str, Any]], Any]
+    #: Returns whether a save has its state although nothing registered holds it.
+    is_saved: Callable[[Any, SavedValues], bool]
     remedy: str
 
 
 def _scale_of(scaler: dict[str, Any]) -> Any:
     scale = scaler.get("_scale")
-    return None if scale is None or not scaler.get("_enabled") else (id(scale), scale._version)
+    return None if scale is None or not scaler.get("_enabled") else (id(scale), version(scale))
 
 
 def _delivered_by(iterator: dict[str, Any]) -> Any:
@@ -80,20 +117,33 @@ def _delivered_by(iterator: dict[str, Any]) -> Any:
     It is drawn from torch's global generator, or the loader gives a state of its own.
     """
     sampler = iterator.get("_index_sampler")
-    if issubclass(type(sampler), BatchSampler):
+    if type(sampler) is BatchSampler:
         sampler = dict_of(sampler).get("sampler")
-    drawn = issubclass(type(sampler), _SHUFFLES) and dict_of(sampler).get("generator") is None
+    # A class of the script's own may seed its order.
+    drawn = type(sampler) in _SHUFFLES and dict_of(sampler).get("generator") is None
     return iterator.get("_num_yielded") if drawn or "_finished" in iterator else None
 
 
 def _count_of(average: dict[str, Any]) -> Any:
-    return getattr(average["_buffers"].get("n_averaged"), "_version", None)
+    count = average.get("_buffers", {}).get("n_averaged")
+    return None if count is None else version(count)
+
+
+def _has_average(average: AveragedModel, saved: SavedValues) -> bool:
+    weights = sorted(average.parameters(), key=lambda each: each.numel())
+    return any(saved.has_values(each.detach()) for each in weights[-1:])
 
 
 _KINDS = (
-    _Forgettable("a gradient scaler", torch.amp.GradScaler, _scale_of, _SCALER),
-    _Forgettable(_AVERAGE, AveragedModel, _count_of, _EMA),
-    _Forgettable("a loader", _BaseDataLoaderIter, _delivered_by, _LOADER),
+    _Forgettable(
+        "a gradient scaler",
+        torch.amp.GradScaler,
+        _scale_of,
+        lambda _, saved: saved.has_state(_OF_SCALER),
+        _SCALER,
+    ),
+    _Forgettable(_AVERAGE, AveragedModel, _count_of, _has_average, _EMA),
+    _Forgettable("a loader", _BaseDataLoaderIter, _delivered_by, lambda _, saved: False, _LOADER),
 )
 
 
@@ -105,6 +155,7 @@ class Forgotten:
         boundaries: returns the boundaries of a run since it began; 0 if it was resumed.
         alone: returns whether no optimizer trains anything else in this process.
         watched: returns tensors that are not registered, and that another watch names.
+        saved: returns what a save has: the tensors, and the trees of dicts and of objects with a state of their own.
     """
 
     def __init__(
@@ -113,8 +164,10 @@ class Forgotten:
         boundaries: Callable[[], int],
         alone: Callable[[], bool],
         watched: Callable[[], Iterable[torch.Tensor]],
+        saved: Callable[[], SavedValues],
     ) -> None:
         self._values, self._boundaries, self._alone, self._watched = values, boundaries, alone, watched
+        self._saved = saved
         like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
         like += [
             (name, each) for name, value in like for each in within(value) if isinstance(each, Optimizer)
@@ -131,17 +184,16 @@ class Forgotten:
     def begin(self) -> None:
         """Begin anew: a restore has changed the values."""
         self._rates = {id(each): _rates(each) for each in self._optimizers}
-        #: The objects that are followed, by id, and the weights that averages may follow.
+        #: The objects that are followed, by id.
         self._followed: dict[int, _Followed] = {}
-        self._weights: list[SampledWeight] = []
 
     def look(self) -> None:
         """Warn about these objects, in one line for each kind. On the training thread, at a boundary."""
         try:
             self._look()
-        except Exception:  # a fault of the search must not end the training that it watches
+        except Exception:
             self._adapted, self._optimizers = True, []
-            log.exception("internal error; please report it [SG704]")
+            log.debug("the search for objects that are not registered has ended", exc_info=True)
 
     def _look(self) -> None:
         boundaries = 0 if self._adapted else self._boundaries()
@@ -150,26 +202,17 @@ class Forgotten:
         moved = [
             each for each in self._followed.values() if each.row >= 2 and each.kind.what not in self._told
         ]
-        if boundaries == _SEARCHED[1]:
-            for weight in self._weights:
-                weight.look_again()
-        averages = [each for each in self._weights if each.is_read()]
-        self._weights = [each for each in self._weights if each not in averages]
-        averages = [each for each in averages if each.has_average()]
         if boundaries in _SEARCHED:
-            self._search(first=boundaries == _SEARCHED[0])
-        moved, averages = (moved, averages) if (moved or averages) and self._alone() else ([], [])
+            self._search()
         owners = few(dict.fromkeys(self._names[id(each.optimizer)] for each in schedulers))
         self._say(f"a scheduler of {owners}", [type(each).__name__ for each in schedulers], _SCHEDULER)
-        if not (moved or averages) or (held := self._held()) is None:
+        if not moved or not self._alone() or (held := self._held()) is None:
             return
+        saved = self._saved()
         self._followed = {key: each for key, each in self._followed.items() if not each.is_in(held)}
-        moved = [each for each in moved if not each.is_in(held)]
+        moved = [each for each in moved if not (each.is_in(held) or each.kind.is_saved(each.value, saved))]
         for kind in _KINDS:
             self._say(kind.what, [each.name for each in moved if each.kind is kind], kind.remedy)
-        if lost := [f"of {each.name}" for each in averages if each.has_other_than(held)]:
-            own = [each.name for each in self._followed.values() if each.row and each.kind.what is _AVERAGE]
-            self._say(_AVERAGE, own or lost, _EMA)
 
     def _say(self, what: str, names: Iterable[str], remedy: str) -> None:
         """Log a line of a kind, once."""
@@ -179,22 +222,14 @@ class Forgotten:
                 "%s is not registered (%s), so a resumed run begins it anew%s [SG425]", what, known, remedy
             )
 
-    def _search(self, *, first: bool) -> None:
-        """Follow the objects of the kinds from now on, and the tensors in the shapes of some weights."""
+    def _search(self) -> None:
+        """Follow the objects of the kinds from now on."""
         classes = {kind: [*_classes(kind.base)] for kind in _KINDS}
         # By identity: a class may have a metaclass with code of its own.
         kinds = {id(cls): kind for kind, known in classes.items() for cls in known}
-        tensors: tuple[type, ...] = ()
-        if first and (weights := [*weights_of(self._values, self._optimizers)]):
-            self._weights, tensors = weights, (torch.Tensor, nn.Parameter)
-        found = gc.get_referrers(*chain(*classes.values()), *tensors)
-        for each in found:
+        for each in gc.get_referrers(*chain(*classes.values())):
             if id(type(each)) in kinds and id(each) not in self._followed:
                 self._followed[id(each)] = _Followed(each, kinds[id(type(each))])
-        if tensors and len(found) < _OBJECTS:  # a process with more has its data in them
-            same = [each for each in found if any(type(each) is one for one in tensors)]
-            for weight in self._weights:
-                weight.compare(same)
 
     def _held(self) -> set[int] | None:
         """Return the ids of all that registered objects hold; None in doubt."""
@@ -232,6 +267,8 @@ class Forgotten:
             holders += gc.get_referrers(*dicts)
         found = {id(each): each for each in holders if issubclass(type(each), LRScheduler)}
         schedulers = [each for each in found.values() if id(dict_of(each).get("optimizer")) in self._names]
+        if schedulers and self._saved().has_state(_OF_SCHEDULER):
+            return []
         parts = [part for each in schedulers for part in vars(each).values()]
         below = {id(one) for part in parts for one in (part, *within(part, 1))}
         return [each for each in schedulers if id(each) not in below]

@@ -238,7 +238,7 @@ def test_a_loop_by_hand_behind_one_over_steps_goes_on_with_the_restored_numbers(
     ("script", "cuts"),
     [(saves_each_epoch, (5, 10)), (seeds_each_epoch, (4, 8)), (begins_its_pass_in_the_loop, (5, 10))],
 )
-def test_what_a_loop_draws_behind_a_save_is_drawn_again(script: Script, cuts: tuple[int, ...]) -> None:
+def test_draws_of_a_loop_behind_a_save_come_again(script: Script, cuts: tuple[int, ...]) -> None:
     assert unequal(script, cuts) == []
 
 
