@@ -353,7 +353,7 @@ def test_a_drill_before_training_begins_is_refused_and_asks_for_nothing(
     mode: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is nothing to save yet, so none of it is lost. A function of its own has no steps."""
-    session = {"run_id": "early", "step": -1, "mode": mode, "misuse": ""}
+    session = {"run_id": "early", "step": -1, "mode": mode, "misuse": "", "attached": ""}
     asked: list[Path] = []
 
     def drill(path: Path, **_: Any) -> list[Any]:
