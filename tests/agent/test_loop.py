@@ -243,6 +243,7 @@ def test_the_command_is_told_where_everything_is(options: Options, tmp_path: Pat
     said = {
         name.removeprefix("SPOTGUARD_"): value for name, value in env.items() if name.startswith("SPOTGUARD_")
     }
+    assert len(said.pop("LAUNCH")) == 16, "a text of its own for each start"
     assert said == {
         "SOCKET": options.socket,
         "RUN_ID": "r",
