@@ -377,7 +377,7 @@ class Agent:
             unwatched = (
                 ""
                 if self._watches
-                else "; no cloud's notices are watched: only SIGTERM and `spotguard drill` trigger a save"
+                else "; no notice source is watched: only SIGTERM and `spotguard drill` trigger a save"
             )
             logger.info("guarding pid %d as run %s%s", pid, self._facts.run_id, unwatched)
             self._advance(Launched(pid), self._clock.monotonic())

@@ -42,8 +42,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     assert machine.committed() == [(1, 3, 0)]
     running.err.until("drill from spotguard drill: COMMITTED")
     assert (
-        "no cloud's notices are watched: only SIGTERM and `spotguard drill` trigger a save"
-        in running.err.text
+        "no notice source is watched: only SIGTERM and `spotguard drill` trigger a save" in running.err.text
     )
     assert "WARNING" not in running.err.text, "nothing needs attention"
     verdict = said[-1]["verdict"]
@@ -123,7 +122,7 @@ def test_a_command_that_saves_by_itself_at_sigterm_is_rehearsed_to_the_end(machi
     assert (outcome["ended"], outcome["returncode"], outcome["ended_well"]) == ("signalled", 0, True)
     assert running.out.to_the_end().splitlines() == ["trains", "saved"]
     log = running.err.to_the_end()
-    assert "the command ended with 0 (no process was registered), signalled, exit code 75" in log
+    assert "the command ended with 0 (no process was registered); signalled, exit code 75" in log
     assert "ERROR" not in log
     assert "NOT COMMITTED" not in log
     assert machine.committed() == []
