@@ -62,9 +62,8 @@ class ManualSaves:
     def asked(self, step: int) -> SaveRequest:
         """Return the request for this rank's `save()`: one that it waits for, or one that is done already."""
         if step in [at for at, _ in self._called]:
-            while (
-                True
-            ):  # this rank has skipped a `save()` that the first rank made, and nobody needs that call
+            # This rank has skipped each `save()` before it that the first rank made, and nobody needs those calls.
+            while True:
                 at, job = self._called.popleft()
                 if at == step:
                     return job

@@ -118,7 +118,6 @@ class State:
             values,
             lambda: 0 if self._resumed else self.passed,
             lambda: not self.monitor.trains_elsewhere,
-            registered.attributes.tensors_around,
             lambda: SavedValues(
                 [each.tensor for part in self.parts for each in part.state_tensors()],
                 [part.tree() for part in self.parts if isinstance(part, (DictPart, StatefulPart))],

@@ -34,7 +34,7 @@ log = logging.getLogger("spotguard")
 
 #: The boundaries of a run at which the process is searched.
 _SEARCHED = (1, 2)
-#: Limits of the search in registered objects, and for tensors. Beyond them nothing is named.
+#: Limits of the search in registered objects. Beyond them nothing is named.
 _DEPTH, _OBJECTS = 12, 50_000
 #: What that search does not enter.
 _NOT_HELD = (
@@ -64,7 +64,7 @@ _LOADER = ", unless the script seeds each pass and winds it forward; wrap it bef
 
 
 class SavedValues(NamedTuple):
-    """What a save has."""
+    """The tensors and the trees of a save."""
 
     tensors: Sequence[torch.Tensor]
     trees: Sequence[Any]
@@ -154,7 +154,6 @@ class Forgotten:
         values: the registered values, by name.
         boundaries: returns the boundaries of a run since it began; 0 if it was resumed.
         alone: returns whether no optimizer trains anything else in this process.
-        watched: returns tensors that are not registered, and that another watch names.
         saved: returns what a save has: the tensors, and the trees of dicts and of objects with a state of their own.
     """
 
@@ -163,11 +162,9 @@ class Forgotten:
         values: Mapping[str, Any],
         boundaries: Callable[[], int],
         alone: Callable[[], bool],
-        watched: Callable[[], Iterable[torch.Tensor]],
         saved: Callable[[], SavedValues],
     ) -> None:
-        self._values, self._boundaries, self._alone, self._watched = values, boundaries, alone, watched
-        self._saved = saved
+        self._values, self._boundaries, self._alone, self._saved = values, boundaries, alone, saved
         like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
         like += [
             (name, each) for name, value in like for each in within(value) if isinstance(each, Optimizer)
@@ -233,14 +230,14 @@ class Forgotten:
 
     def _held(self) -> set[int] | None:
         """Return the ids of all that registered objects hold; None in doubt."""
-        held = {*map(id, self._watched())}
+        held = set[int]()
         for value in self._values.values():
             found = [*_reached(value)]
             if any(type(each) is dict and _STATE_OF_LOADER in each for each in found):
                 # The script saves it itself.
                 found += [each.value for each in self._followed.values() if each.has_state]
             if isinstance(value, nn.Module):
-                found += [*value.modules(), *value.parameters(), *value.buffers()]
+                found += value.modules()
             elif len(found) >= _OBJECTS:
                 return None
             held |= {*map(id, found)}

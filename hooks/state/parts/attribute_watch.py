@@ -94,12 +94,6 @@ class AttributeWatch:
             self._around[name] = owner, shapes
             self._seen |= {key: mark for key, mark, _ in _marks(_around(name, owner))}
 
-    def tensors_around(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that objects around registered ones have in their attributes."""
-        for name, (owner, _) in self._around.items():
-            for each in _around(name, owner):
-                yield from _tensors(each.value)
-
     def begin(self) -> None:
         """Begin anew: a restore has changed the values."""
         self._seen = {key: mark for key, mark, _ in _marks(self._attributes())}
