@@ -10,8 +10,8 @@ import logging
 import os
 import queue
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,8 @@ def run(
         verify_every=None if options.verify_every == "off" else options.verify_every,
     )
     path = path_of(options.socket, options.run_id, os.environ, os.geteuid())
-    return _serve(options, policy, path, command, service_socket, variables or {})
+    with _threads():
+        return _assemble(options, policy, path, command, service_socket, variables or {})
 
 
 def serve(options: Options) -> int:
@@ -104,19 +105,15 @@ def serve(options: Options) -> int:
         acknowledge=options.acknowledge,
         stall_first=None if options.stall_first == "off" else options.stall_first,
     )
-    return _serve(options, policy, path, None, None, {})
+    with _threads():
+        return _assemble(options, policy, path, None, None, {})
 
 
-def _serve(
-    options: Options,
-    policy: Policy,
-    path: Path,
-    command: Sequence[str] | None,
-    service_socket: Path | None,
-    variables: Mapping[str, str],
-) -> int:
+@contextmanager
+def _threads() -> Iterator[None]:
+    """Name the limit where the system gives no thread."""
     try:
-        return _assemble(options, policy, path, command, service_socket, variables)
+        yield
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise

@@ -61,13 +61,10 @@ EXEMPT = {
 }
 
 SCRATCH = frozenset({"main_grad", "_dummy_overflow_buf", "grad_scale", "found_inf", "defaults"})
+#: What belongs to the interpreter or the process, and holds no state of training.
+MACHINERY = (type, types.ModuleType, types.CodeType, types.FrameType, weakref.ref, logging.Logger)
 _NOT_OWNED = (
-    type,
-    types.ModuleType,
-    types.CodeType,
-    types.FrameType,
-    weakref.ref,
-    logging.Logger,
+    *MACHINERY,
     logging.Handler,
     threading.Thread,
     functools._lru_cache_wrapper,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -24,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from ...checkpoint.format.values.placeholders import SavedObject
-from ..inventory.reachable import children_of, dict_of
+from ..inventory.reachable import MACHINERY, children_of, dict_of
 from ..inventory.walk import reach, tensors_in
 from ..parts.wrappers import is_like_optimizer
 from .carried_gradient import version
@@ -37,15 +36,7 @@ _SEARCHED = (1, 2)
 #: Limits of the search in registered objects. Beyond them nothing is named.
 _DEPTH, _OBJECTS = 12, 50_000
 #: What that search does not enter.
-_NOT_HELD = (
-    torch.Tensor,
-    type,
-    types.ModuleType,
-    types.CodeType,
-    types.FrameType,
-    weakref.ref,
-    logging.Logger,
-)
+_NOT_HELD = (torch.Tensor, *MACHINERY)
 #: Attributes of each module that torch fills, those of them that hold state, and those of optimizers that the search leaves out.
 _MODULE, _OF_MODULES = frozenset(vars(nn.Module())), ("_parameters", "_buffers", "_modules")
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "_optimizer_")
