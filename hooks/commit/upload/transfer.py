@@ -277,8 +277,8 @@ class Transfer(TaskGroup, Generic[B]):
             retry(self.part, put, hear, self.uploads.refusals)
         except Superseded:
             with self.lock:
-                if flights.dropped(flight) and flight.index not in self._queue:
-                    self._queue.append(flight.index)
+                if flights.dropped(flight):
+                    self._queue_again([flight.index])
             return
         flights.done(flight)
         self._lands(flight.index)
@@ -348,10 +348,14 @@ class Transfer(TaskGroup, Generic[B]):
                     self.flights.lose(index)
                 mine = [index for index in sorted(lost) if objects[index].tier in self._tiers]
                 self._missing = [*self._missing, *(index for index in mine if index not in self._missing)]
-                self._queue.extendleft(reversed(mine))
+                self._queue_again(mine)
         self._tell()
 
     # --- inside ---
+
+    def _queue_again(self, indices: Collection[int]) -> None:
+        """Queue objects where the order of the puts has them: moments at the head may wait for weights that were lost."""
+        self._queue = deque(sorted({*self._queue, *indices}))
 
     def _over(self) -> bool:
         """Return whether every worker of the shift is free again, apart from those that are left behind.

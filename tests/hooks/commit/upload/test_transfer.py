@@ -249,6 +249,23 @@ def test_a_lost_moment_is_not_put_again_by_a_part_of_the_weights() -> None:
     assert work.write_progress.missing() == [1]
 
 
+@pytest.mark.parametrize(("first", "then"), [(0, 1), (1, 0), (2, 0), (2, 1)])
+def test_lost_objects_go_in_the_order_of_their_tiers(first: int, then: int) -> None:
+    """Moments that wait for weights behind them would wait until the deadline."""
+    work = transfer_of(*[StateTensor(tier.name, torch.ones(8), tier=tier) for tier in Tier])
+    shift = work.flights.shift
+    for _ in Tier:
+        index = work._next(shift)
+        assert index is not None
+        arrives(work, index)
+    work.write_progress.weights_ahead = True
+    for failures, lost in [(1, first), (2, then)]:
+        work.doubt(UnavailableError("it is away"))
+        work.looked(failures, work.doubted(), [lost])
+    assert work.more()
+    assert work._next(shift) == min(first, then)
+
+
 def test_earlier_saves_object_is_looked_at_before_the_moments_go() -> None:
     """The manifest of the weights waits for the look, and for no moment."""
     what = [StateTensor(tier.name, torch.ones(8), tier=tier) for tier in Tier]
