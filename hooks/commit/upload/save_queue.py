@@ -168,7 +168,7 @@ class SaveQueue(Generic[B]):
         try:
             while True:
                 planned = self._advance()
-                if over():
+                if self._is(over):
                     return True
                 limits = [each.scope.deadline for each in self._sending() if each.scope]
                 try:
@@ -180,7 +180,7 @@ class SaveQueue(Generic[B]):
                         raise
                     self._overdue()
                     if self.scope.now() >= until:
-                        return over()
+                        return self._is(over)
         except Abandoned as why:
             self.call_off(why)
             error = self._work.error
@@ -246,13 +246,22 @@ class SaveQueue(Generic[B]):
     def _advance(self) -> float:
         """Have everything go whose turn has come. Return when the plan is to be called again."""
         planned = self.plan()
-        if (entry := self._fatal()) is not None:
-            assert entry.error is not None
-            raise entry.error
+        self._raise_fatal()
         self._work.advance()
         while (entry := self._due()) is not None:
             self._send(entry)
         return planned
+
+    def _is(self, over: Callable[[], bool]) -> bool:
+        """Return `over()`, and raise what has failed by then: an entry behind a failed one has ended too."""
+        ended = over()
+        self._raise_fatal()
+        return ended
+
+    def _raise_fatal(self) -> None:
+        if (entry := self._fatal()) is not None:
+            assert entry.error is not None
+            raise entry.error
 
     def _fatal(self) -> QueueEntry | None:
         """Return an entry whose failure ends the save; None if there is none."""

@@ -104,6 +104,30 @@ def test_a_marker_is_not_put_behind_a_manifest_that_failed() -> None:
     assert not any(key.endswith(MARKER) for key in below.objects)
 
 
+def test_a_save_is_not_over_with_a_manifest_that_fails_at_that_moment() -> None:
+    """Its marker ends by the same failure, and who waits for the marker must not take the save for committed."""
+    refused, asked = threading.Event(), threading.Event()
+
+    def before(request: Request) -> None:
+        if request.key == KEY:
+            assert asked.wait(PATIENCE)
+            raise FullError("no room")
+
+    def over() -> bool:
+        asked.set()  # behind the look at what has failed so far
+        assert refused.wait(PATIENCE)
+        return queue._due() is None and marker.ended
+
+    with writer_of(CalledStore(FakeStore(), before)) as writer:
+        queue = queue_of(writer, CancelScope(ManualClock()))
+        queue.wait(queue.whole)
+        entry = queue.add(QueueEntry("manifest", lambda: put_of(queue.store), ALL))
+        marker = queue_marker(queue, entry, lambda: (f"run/{MARKER}", b"{}"))
+        queue.wake = refused.set  # type: ignore[method-assign]  # the worker calls it behind the entry's end
+        with pytest.raises(FullError, match="no room"):
+            queue.wait(over)
+
+
 def test_the_limit_of_an_entry_begins_with_its_request() -> None:
     """The second look at the state before it may take longer."""
     store, clock = FakeStore(), ManualClock(0.0)
