@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,20 @@ def require_server() -> Callable[[str], str]:
 def require_program() -> Callable[[str], str]:
     """The same for `FAST_PROGRAMS`, which the fast tier starts too."""
     return required
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A level or a handler that a test leaves would show, or hide, lines in the tests behind it."""
+    log = logging.getLogger("spotguard")
+    before = log.level, log.propagate
+    yield
+    found = log.level, log.propagate
+    log.setLevel(before[0])
+    log.propagate = before[1]
+    assert found == before, (
+        "the test leaves the logger `spotguard` with another level, or without its parents"
+    )
 
 
 pytest_plugins = ["tests.fixtures_simulator", "tests.fixtures_servers"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from spotguard.hooks.save.checkpointer import Checkpointer
 from spotguard.hooks.save.request import SavedCheckpoint, SaveSpec, Weights
 from spotguard.hooks.state.state import State
 from spotguard.providers.clock import Clock
-from spotguard.providers.errors import StoreError, ThrottledError, UnavailableError
+from spotguard.providers.errors import DeniedError, FullError, StoreError, ThrottledError, UnavailableError
 from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Quick
@@ -37,7 +39,7 @@ WINDOW = 2000.0
 
 
 class Outage:
-    """A store that fails one request of a save, and loses by it what it had accepted. No commit can know what a store loses
+    """A store that fails one request of a save, and loses by an outage what it had accepted. No commit can know what a store loses
     later: behind the marker, or where several ranks mark, behind the first look of a rank at all objects."""
 
     def __init__(self, number: int, when: Literal["before", "behind"], error: type[StoreError]) -> None:
@@ -68,8 +70,9 @@ class Outage:
 
     def _lose(self, request: Request) -> None:
         self.key = f"{request.verb} {request.key}"
-        for key in [key for key in self.below.objects if "/checkpoints/" in key]:
-            del self.below.objects[key]
+        if self.error.transient:  # a refusal loses nothing
+            for key in [key for key in self.below.objects if "/checkpoints/" in key]:
+                del self.below.objects[key]
         raise self.error("it was away")
 
 
@@ -219,3 +222,31 @@ def test_an_outage_that_one_of_four_ranks_hears_leaves_no_false_commit(
 ) -> None:
     """At each fifth request."""
     ranks(4, kind, weights, when, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_of_threads_makes_a_false_commit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that change at any bytecode meet what they meet once in thousands of saves."""
+    monkeypatch.setattr("tests.hooks.commit.test_outages.WINDOW", 500.0)
+    chance, interval = random.Random(seed), sys.getswitchinterval()
+    counts: dict[tuple[object, ...], int] = {}
+    try:
+        for _ in range(60):
+            world = chance.choice([1, 1, 1, 2, 4])
+            kind, weights = chance.choice(ALONE if world == 1 else [*TOGETHER])
+            frozen = world == 1 and chance.random() < 0.5
+            when: Literal["before", "behind"] = chance.choice(["before", "behind"])
+            error = chance.choice([UnavailableError, ThrottledError, FullError, DeniedError])
+            drawn = world, kind, weights, frozen
+            if drawn not in counts:
+                counts[drawn] = requests(world, kind, weights, frozen=frozen)
+            number = chance.randrange(counts[drawn] + 2 * world)
+            sys.setswitchinterval(chance.choice([1e-6, 1e-5, 1e-4]))
+            away, results = outage(number, when, world, kind, weights, error, frozen=frozen)
+            assert_kept(away, results)
+            if world == 1 and error.transient:
+                assert [getattr(each, "level", each) for each in results] == ["full"], (drawn, away.key)
+    finally:
+        sys.setswitchinterval(interval)
