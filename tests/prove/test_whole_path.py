@@ -74,7 +74,7 @@ def test_a_plant_is_found_with_its_cause(prove: Prove, name: str) -> None:
     check(prove, name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_remedy_as_it_is_typed_makes_a_script_exact(prove: Prove) -> None:
     text = (HERE / "programs" / "plant_workers_stay.py").read_text()
     found = prove(text, *SHORT, "--fail-fast")

@@ -79,12 +79,12 @@ def run(arguments: argparse.Namespace, command: Sequence[str] = ()) -> int:
     if not command:
         raise UsageError(FORM)
     options = options_for(settings_given(arguments, "run"), command)
-    log_as(options)
-    warn_of_unknown_variables()
     if not options.store_given:
         from ....providers.stores.names import read_place
 
         read_place("the default", options.store)
+    log_as(options)
+    warn_of_unknown_variables()
     _warn_of_a_store_that_dies(options)
     _warn_of_a_missing_sdk(options)
     from spotguard.agent import app
