@@ -327,9 +327,8 @@ class StartupMessages:
         """Report that the loop has no step left to do."""
         if self._first:
             tell(
-                f"nothing is left to do: run {run_id} has done {done} steps, and its loop ends after "
-                f"{total}. To train from step 0, pass another run id (run_id of register, --run-id, or "
-                "SPOTGUARD_RUN_ID)"
+                f"guard.steps({total}) has nothing left to do: run {run_id} has done {done} steps. To train from step 0, "
+                "pass another run id (run_id of register, --run-id, or SPOTGUARD_RUN_ID)"
             )
 
 

@@ -45,14 +45,14 @@ def test_a_run_says_where_it_begins_and_that_nothing_is_left(
     for begins, total, left in (
         (0, 2, ""),
         (2, 3, ""),
-        (3, 3, "has done 3 steps, and its loop ends after 3"),
+        (3, 3, "guard.steps(3) has nothing left to do: run run has done 3 steps"),
     ):
         caplog.clear()
         with guarded(folder, small().values) as guard:
             loop(guard, total)
         words = f"resumed from step {begins} of run run" if begins else "run run begins at step 0"
         assert caplog.messages.count(f"{words} in {folder.as_uri()}") == 1
-        said = [line for line in caplog.messages if line.startswith("nothing is left to do: run run ")]
+        said = [line for line in caplog.messages if " has nothing left to do: run run " in line]
         assert len(said) == bool(left)
         assert all(left in line for line in said)
         # Each of the places that may have said it: of them the variable is the last to be asked.
