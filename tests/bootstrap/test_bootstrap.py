@@ -44,6 +44,17 @@ def test_cloud_init_is_given_one_script_for_every_boot(
     assert tomllib.loads(values["agent_toml"]) == {"provider": cloud}
 
 
+@pytest.mark.parametrize(("run", "agent"), [("9464", "9465"), ("65535", "65534")])
+def test_run_and_agent_have_a_metrics_port_each(
+    run: str, agent: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = values_of(script_of(printed(capsys, "aws", "--metrics-port", run)), tmp_path)
+    assert [tomllib.loads(values[each])["metrics-port"] for each in ("run_toml", "agent_toml")] == [
+        run,
+        agent,
+    ]
+
+
 @pytest.mark.parametrize("cloud", STORES)
 def test_the_script_in_user_data_can_be_read_and_is_always_the_same(
     cloud: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

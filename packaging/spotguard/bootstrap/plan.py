@@ -134,13 +134,15 @@ def make(
         store=flags["store"],
         # A run gets notices from the machine's agent. Only that agent polls the metadata service.
         run={name: text for name, text in flags.items() if name != "metadata-endpoint"},
-        agent={name: flags[name] for name in _AGENTS if name in flags},
+        agent={name: flags[name] for name in _AGENTS if name in flags}
+        | _metrics_of_agent(options.metrics_port),
         command=shlex.join(command),
         patience=max(_PATIENCE, math.ceil(options.window or 0.0) + _MARGIN),
         allow=urlsplit(options.metadata_endpoint or "").hostname or "",
     )
 
 
+_LAST_PORT = 65535
 #: Options that the agent needs too. Each run also sends its window and its reserve to the agent.
 _AGENTS = (
     "provider",
@@ -152,6 +154,11 @@ _AGENTS = (
     "window",
     "reserve",
 )
+
+
+def _metrics_of_agent(port: int | None) -> dict[str, str]:
+    """The agent polls for all runs, so polls and health are its metrics. A port serves one of the two."""
+    return {} if port is None else {"metrics-port": str(port + 1 if port < _LAST_PORT else port - 1)}
 
 
 def _provider(cloud: Cloud, provider: str) -> str:

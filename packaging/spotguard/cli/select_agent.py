@@ -10,8 +10,8 @@ from spotguard.agent.config import parsers
 from spotguard.agent.ipc import control
 
 
-def add_whom(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-id", metavar="NAME", help="select this run [all, or the only one]")
+def add_whom(parser: argparse.ArgumentParser, otherwise: str = "the only one") -> None:
+    parser.add_argument("--run-id", metavar="NAME", help=f"select this run [{otherwise}]")
     parser.add_argument("--socket", metavar="PATH", help="select the agent at this socket")
 
 

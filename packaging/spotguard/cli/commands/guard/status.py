@@ -40,7 +40,7 @@ EVERY = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="update every second, until Ctrl-C")
-    add_whom(parser)
+    add_whom(parser, "all")
     add_json(parser, "one JSON document; with --watch one a line")
 
 

@@ -119,7 +119,8 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def _tell(line: str) -> None:
-    print(f"spotguard: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"spotguard: {line}\n")  # one write: runs beside each other tell of themselves
+    sys.stderr.flush()
 
 
 def _tell_nobody(line: str) -> None:
