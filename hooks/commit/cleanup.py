@@ -76,7 +76,7 @@ class Cleanup:
                 log.error(
                     "attempt %d of run %s has begun while this one, attempt %d, still trains: end one of "
                     "the two. This one makes no more background checkpoints; a notice and guard.save() "
-                    "still save",
+                    "still save, and a restart prefers what the newer one has committed [SG510]",
                     newest,
                     self._run_id,
                     attempt,
@@ -87,7 +87,7 @@ class Cleanup:
                 self._beside.add(attempt)
                 log.error(
                     "attempt %d of run %s still trains: it has committed step %d since this one, attempt %d, began; end one of "
-                    "the two",
+                    "the two [SG510]",
                     other.attempt,
                     self._run_id,
                     other.step,

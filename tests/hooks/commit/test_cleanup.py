@@ -180,7 +180,7 @@ def test_an_attempt_says_once_that_an_older_one_has_committed_since_it_began(
     assert told == [
         (
             "ERROR",
-            "attempt 1 of run run still trains: it has committed step 9 since this one, attempt 2, began; end one of the two",
+            "attempt 1 of run run still trains: it has committed step 9 since this one, attempt 2, began; end one of the two [SG510]",
         )
     ]
 
