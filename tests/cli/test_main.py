@@ -92,6 +92,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--store", "ftp://b/p", "true"], "unknown; use s3://bucket/prefix"),
         (["run", "--store", "s3:/b/p", "true"], "write it as s3://b/p"),
         (["run", "--shard", "x", "true"], "unknown flag '--shard'"),
+        (
+            ["run", "--epochs", "3", "--", "python", "train.py"],
+            "unknown flag '--epochs': flags of the command go behind it, as in -- python train.py --epochs 3",
+        ),
+        (
+            ["ls", "--store", "s3://b/p"],
+            "unknown flag '--store': the store is a word of its own, as in spotguard ls s3://bucket/prefix",
+        ),
         (["run", "--config", "/no/such.toml", "true"], "--config '/no/such.toml': expected a file"),
         (["agent", "--keep", "3"], "unknown flag '--keep'"),
         (["agent", "now"], "unknown word 'now': see spotguard agent --help"),

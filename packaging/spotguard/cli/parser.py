@@ -53,8 +53,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         keywords.setdefault("formatter_class", HelpLayout)
-        #: Hints in the errors about a bare word that is no store, and about `--cloud` (a flag of other tools). "": no hint.
-        self.of_words = self.of_clouds = ""
+        #: Hints in the errors about a bare word that is no store, about `--cloud` (a flag of other tools), and about a flag that is
+        #: like none of these. "": no hint.
+        self.of_words = self.of_clouds = self.of_flags = ""
         super().__init__(allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
@@ -86,7 +87,11 @@ class Parser(argparse.ArgumentParser):
         known = self._known_flags()
         if word == "--cloud":  # too different from any flag for a spelling match
             return self.of_clouds or ("did you mean --provider?" if "--provider" in known else "")
-        return did_you_mean(word, known)
+        if word == "--store" and any(
+            action.metavar == "URL" and not action.option_strings for action in self._actions
+        ):
+            return f"the store is a word of its own, as in {self.prog} s3://bucket/prefix"
+        return did_you_mean(word, known) or self.of_flags
 
     def _flag_for(self, word: str) -> str:
         flag = flag_of(word)

@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     window = counted if given is None else given
     if not arguments.json:  # the outcome has it for each session
+        if arguments.preempt and before:
+            print(f"preempting run {', '.join(dict.fromkeys(each['run_id'] for each in before))}", flush=True)
         for attached in dict.fromkeys(each["attached"] for each in before if each["attached"]):
             print(f"attached to {attached}", flush=True)
     for body in control.drill(path, window=window, preempt=arguments.preempt):

@@ -19,7 +19,7 @@ from spotguard.providers.errors import UsageError
 from spotguard.providers.optional_deps import how_to_install
 from spotguard.providers.stores.url import CLOUDS, scheme_of
 
-from ...parser import add_settings, settings_given
+from ...parser import Parser, add_settings, settings_given
 
 logger = logging.getLogger("spotguard.cli")
 
@@ -37,6 +37,9 @@ examples:
 FORM = (
     "the command is missing: use spotguard run [options] -- COMMAND, as in spotguard run -- python train.py"
 )
+
+#: About an unknown flag, which most likely is one of the command.
+OF_FLAGS = "flags of the command go behind it, as in -- python train.py --epochs 3"
 
 
 def split(words: Sequence[str], more: Collection[str] = ()) -> tuple[list[str], list[str]]:
@@ -70,8 +73,9 @@ def split_at(words: Sequence[str], with_value: Collection[str]) -> tuple[list[st
     return list(words[:at]), list(words[at:])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard run [options] -- COMMAND..."
+    parser.of_flags = OF_FLAGS
     add_settings(parser, "run")
 
 

@@ -23,7 +23,8 @@ from spotguard.providers.clock import SystemClock
 from spotguard.providers.errors import UsageError
 
 from ...output import add_json, console, print_json
-from ..guard.run import split_at
+from ...parser import Parser
+from ..guard.run import OF_FLAGS, split_at
 
 DESCRIPTION = """\
 Run COMMAND undisturbed, twice, then preempt and kill it, and resume it. Each run has a copy of this
@@ -52,8 +53,9 @@ _LAUNCHERS = frozenset(
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = "spotguard prove [options] -- COMMAND..."
+    parser.of_flags = OF_FLAGS
     runs = parser.add_argument_group("runs")
     runs.add_argument("--steps", metavar="N", help=f"train this many steps in each run [{_STEPS}]")
     runs.add_argument(
