@@ -53,7 +53,7 @@ def test_an_exact_proof() -> None:
   killed         killed after step 30, resumed at 26: the same to step 50
   not tried      evaluation, save: no step from 2 to 49 has them; --steps reaches farther
   not tried      epoch end: each save came at a boundary behind it
-EXACT: a preempted run resumes with the bits of an uninterrupted one"""
+EXACT: a preempted run resumes with the bits of an uninterrupted one; not tried: evaluation, save, epoch end"""
     )
 
 

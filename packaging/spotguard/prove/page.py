@@ -43,7 +43,10 @@ def lines(proof: Proof, command: Sequence[str], width: int | None) -> Iterator[L
     """Yield the page's lines, folded to `width` if it is given."""
     for name, words, style in _rows(proof, command):
         yield from _row(name, words, width, style)
-    yield f"{proof.verdict}: {_SUMS[proof.verdict]}{_why_unsure(proof)}", _STYLES[proof.verdict]
+    yield (
+        f"{proof.verdict}: {_SUMS[proof.verdict]}{_why_unsure(proof)}{_untried(proof)}",
+        _STYLES[proof.verdict],
+    )
 
 
 def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -206,6 +209,12 @@ def _first(proof: Proof) -> str:
     more = f"; {len(proof.differences) - 1} more differ there" if len(proof.differences) > 1 else ""
     values = f"{first.plain or 'not there'} undisturbed, {first.other or 'not there'} in {proof.where}"
     return f"{first.words}, {when}{rank}: {values}{more}"
+
+
+def _untried(proof: Proof) -> str:
+    """What an EXACT does not speak of. A script that has come to its own end has no more of these events."""
+    names = [*([] if proof.own_end else proof.not_tried), *proof.passed_over]
+    return f"; not tried: {', '.join(names)}" if names and proof.verdict is ProofVerdict.EXACT else ""
 
 
 def _why_unsure(proof: Proof) -> str:
