@@ -69,6 +69,7 @@ def test_a_drill_saves_and_training_goes_on_bit_for_bit(trainee: Trainee) -> Non
     assert running.ended() == 75
     assert preempting.ended() == 0
     shown = preempting.out.to_the_end()
+    assert shown.splitlines()[0] == "preempting run job"
     assert "COMMITTED" in shown
     assert re.match(
         r"verdict: [0-9.]+ KiB in 22.0 s needs .*: fits with [0-9.]+ s to spare$", shown.splitlines()[-1]

@@ -184,6 +184,12 @@ class Training:
         return torch.load(self.folder / out, weights_only=False)
 
 
+def warnings_in(said: str) -> list[str]:
+    """The lines with a code in what a life has printed. A busy machine's boundaries may cost much, which is no finding."""
+    costly = "copying what changes between steps costs"
+    return [line for line in said.splitlines() if "[SG" in line and costly not in line]
+
+
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
     """The places at which two results differ, in any bit."""
     import numpy as np

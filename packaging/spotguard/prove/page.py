@@ -212,7 +212,7 @@ def _first(proof: Proof) -> str:
 
 
 def _untried(proof: Proof) -> str:
-    """What an EXACT does not speak of. A script that has come to its own end has no more of these events."""
+    """Return the events that an EXACT does not cover; none of a script that has come to its own end, which has no more of them."""
     names = [*([] if proof.own_end else proof.not_tried), *proof.passed_over]
     return f"; not tried: {', '.join(names)}" if names and proof.verdict is ProofVerdict.EXACT else ""
 
