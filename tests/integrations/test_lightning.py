@@ -25,7 +25,7 @@ EVENTS = {
     "gathers": "step:3 step:7 step:10 kill:20",
     "drops": "step:3 step:7 step:10 kill:20",
     "saves": "step:4 val:5 val:11 kill:20 val:22",
-    "averaged+norms": "step:4 val:22 kill:39 val:44",
+    "averaged+norms": "step:4 val:22 kill:39 step:44 val:44 kill:44",
     "plateau": "step:5 val:11 kill:22",
     "steps": "step:5 val:11 step:14",
     "workers": "step:5 step:12",

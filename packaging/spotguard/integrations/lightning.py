@@ -253,7 +253,9 @@ class LightningBinding:
 
     def on_advance_end(self, fetcher: Any) -> None:
         counting, last = self._gathered.count_here(), self._is_last()
-        if self.trainer.global_step != self._marked and (last or not counting):
+        # SWA's pass for the statistics of batch norm counts a step, and trains nothing. A resume behind it would not find them.
+        trains = not self._fit._skip_backward
+        if trains and self.trainer.global_step != self._marked and (last or not counting):
             self._marked = self.trainer.global_step
             self._bound.step(self.loss.take(), last=last)
         self._on_advance_end(fetcher)

@@ -133,6 +133,20 @@ def test_a_step_that_is_committed_already_is_not_saved_again() -> None:
     assert store.kinds()["manifests"] == 1
 
 
+def test_a_save_that_waits_for_boundaries_waits_for_none_behind_a_committed_one() -> None:
+    """Training may be over: an upload or a last evaluation comes to no other `guard.step()`."""
+    store = WatchedStore()
+    with trained(store, clock=ManualClock()) as (guard, job, heard):
+        saved = guard.save()
+        guard._state.save_at_boundaries("copies cost much")
+        guard._agent.hear(notice())
+        assert heard.wait(protocol.Committed, 2).url == saved.url
+        guard._agent.hear(protocol.Leave("n1", 75))
+        with pytest.raises(Preempted):
+            job.step(2)
+    assert store.kinds()["markers"] == 1
+
+
 def test_a_notice_during_a_background_save_comes_first() -> None:
     """The background save is abandoned: no manifest, no marker of it; the notice's own save is committed."""
     store = WatchedStore()
