@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..actions import KillGroup, SignalGroup, SignalOrphans, SignalSession
 from ..events import CommandEnded, GroupSeen
 from .failures.recovery import RecoveryDecision
+from .preemption import NOBODY
 from .session import Session, Sessions
 from .state import Turn
 
@@ -39,6 +40,8 @@ class Command:
     ended_at: float = 0.0
     #: A training process of this start has registered.
     joined: bool = False
+    #: The training process that went last.
+    gone: Session | None = None
     #: Why `--attach` has attached nothing in it yet, as its newest process told.
     unattached: str = UNREACHED
     #: The log has said so.
@@ -103,6 +106,24 @@ class CommandGroup:
         if self.current is not None and session.store:
             self.current.joined = True
             self.current.trained.add(session.pid)
+
+    def parted(self, session: Session) -> None:
+        """Note that the socket of a training process is closed."""
+        if self.current is not None and session.pid in self.current.trained:
+            self.current.gone = session
+
+    @property
+    def nobody(self) -> str:
+        """Why no process answers a notice, if none is registered now."""
+        if why := self.unattached:
+            return f"nothing was attached: {why}"
+        if self.current is None or self.current.gone is None:
+            return NOBODY
+        at = self.current.gone.position
+        kept = (
+            f"step {at.checkpoint_step} is" if at is not None and at.checkpoint_step >= 0 else "nothing was"
+        )
+        return f"training had ended, and {kept} committed"
 
     @property
     def unattached(self) -> str:

@@ -259,7 +259,7 @@ class Delivery:
             if part.open and not part.leave_sent:
                 self._turn.do(Send(number, protocol.Withdrawn(part.delivered_as)))
         if not p.published:
-            self._turn.do(Publish(p.outcome(ended, None, None, self._command.unattached)))
+            self._turn.do(Publish(p.outcome(ended, None, None, self._command.nobody)))
         self.active = None
 
     def forget(self, p: Preemption) -> None:
@@ -269,7 +269,7 @@ class Delivery:
 
     def publish(self, p: Preemption, ended: str, returncode: int | None, code: int | None) -> None:
         """Write the record of this notice, and let its cloud begin if everything is committed."""
-        outcome = p.outcome(ended, returncode, code, self._command.unattached)
+        outcome = p.outcome(ended, returncode, code, self._command.nobody)
         p.published = True
         self._turn.do(Publish(outcome))
         if self._turn.policy.acknowledge and outcome.committed is not None and self._are_all_known(p):
@@ -337,7 +337,12 @@ class Delivery:
 
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""
-        ended = "nothing is ended" if p.stall else "training continues"
+        ended = "training continues"
+        if p.stall:
+            rule = self._turn.policy.recover.get("stall")
+            ended = (
+                f"--recover stall={rule.action} follows at twice the limit" if rule else "nothing is ended"
+            )
         if p.all_done:
             self.rehearsed(p, ended)
         elif self._turn.now >= p.limit:

@@ -20,6 +20,8 @@ from .session import Participant, Session
 #: Seconds for a try to save at a notice without a window (hibernation, a deadline that is past). The machine may freeze at any
 #: instant; if it does not, giving up gains nothing.
 LAST_TRY = 10.0
+#: Why nothing is committed where nobody could be told.
+NOBODY = "no process was registered"
 #: The most participants of one user whose connections are closed, each as many as a user may have (`ipc.connection.Limits`).
 _GONE = 512
 #: Kinds after which this machine stays, and the command starts here again.
@@ -279,14 +281,14 @@ class Preemption:
             by_run.setdefault(part.session.run, []).append(part)
         return by_run.values()
 
-    def outcome(self, ended: str, returncode: int | None, code: int | None, unattached: str = "") -> Outcome:
+    def outcome(self, ended: str, returncode: int | None, code: int | None, nobody: str = NOBODY) -> Outcome:
         """Return how the preemption ended.
 
         Args:
             ended: how the command ended, in words.
             returncode: the command's return code; None without an end.
             code: the exit code of `run`; None if it continues.
-            unattached: why `--attach` has attached nothing; "" if it has, or was not asked to.
+            nobody: why no process answers, if none is registered.
         """
         seen = min(self.notice.seen_at, self._seen_now)
         parts = [part.outcome(seen, ended) for part in self.parts.values()]
@@ -317,7 +319,7 @@ class Preemption:
             committed=last,
             level=_level(parts) if whole else "",
             less=_said(parts, [p.less for p in parts if p.less]) if whole else "",
-            why="" if whole else self._why(parts, unattached),
+            why="" if whole else self._why(parts, nobody),
             slack=None if last is None or self.stays else self.deadline - (seen + last),
             ended=ended,
             returncode=returncode,
@@ -329,10 +331,8 @@ class Preemption:
         """Return the rate of uploads without a commit, in bytes per second: the sum, because the ranks send at the same time."""
         return sum(part.pace.overall() or 0.0 for part in self.parts.values()) or None
 
-    def _why(self, parts: list[SessionOutcome], unattached: str) -> str:
-        if not parts:
-            return f"nothing was attached: {unattached}" if unattached else "no process was registered"
-        return _said(parts, [p.why for p in parts if p.why])
+    def _why(self, parts: list[SessionOutcome], nobody: str) -> str:
+        return _said(parts, [p.why for p in parts if p.why]) if parts else nobody
 
 
 def _level(parts: list[SessionOutcome]) -> str:

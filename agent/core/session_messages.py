@@ -202,6 +202,7 @@ class Answers:
         self._stalls.forget(event.session)
         session = self._sessions.open.get(event.session) or self._sessions.lost.get(event.session)
         if session is not None:
+            self._command.parted(session)
             if session.failing:  # a process that comes back says it again
                 self._turn.do(ReportEvent("checkpoints-failing", _checkpoints(session, "")))
             if event.alive:

@@ -89,7 +89,7 @@ def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine
     run = machine.run(
         "--every off --stall-first 4 --recover stall=restart:1", *launcher, ERRING, "9", "hang", str(AT)
     )
-    run.err.until(rf"COMMITTED step {AT} in .* 2 of 2 ranks, .* nothing is ended")
+    run.err.until(rf"COMMITTED step {AT} in .* 2 of 2 ranks, .* --recover stall=restart follows")
     run.err.until(r"training is still stuck: rank 1 \(pid \d+\) .* restart 1 of 1 for stall")
     run.err.until("so that its launcher starts the ranks again" if restarts else "starting the command again")
     again = {run.out.until(rf"^(rank [01]) at step {AT}, again$")[1] for _ in range(2)}

@@ -55,7 +55,7 @@ def test_a_stall_is_committed_wherever_it_stands(machine: Machine, place: str) -
     run = simulated(
         machine, "stall", "--in", place, options="--every off --stall-first 3 --recover stall=restart"
     )
-    run.err.until("no progress of the run for .* COMMITTED .* nothing is ended")
+    run.err.until("no progress of the run for .* COMMITTED .* --recover stall=restart follows")
     ((_, step, _),) = machine.committed("job-simulated")
     run.err.until("starting the command again: training stood still, restart 1 of 3 for stall")
     run.err.until(f"continues at step {step} of run job-simulated")

@@ -25,7 +25,9 @@ def stands(trainee: Trainee, running: Running, word: str) -> None:
     running.err.until(
         r"WARNING: training stands still: rank 0 \(pid \d+\) in other at train.py:\d+ in \w+: no progress"
     )
-    running.err.until("no progress of the run for .* COMMITTED .* nothing is ended")
+    running.err.until(
+        "no progress of the run for .* COMMITTED .* (nothing is ended|follows at twice the limit)"
+    )
     assert machine.committed() == [(1, 4, 0)]
     (outcome,) = machine.outcomes_in_store()
     assert (outcome["notice"]["kind"], outcome["committed"], outcome["step"]) == ("stall", True, 4)

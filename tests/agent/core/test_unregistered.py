@@ -11,7 +11,7 @@ from spotguard.agent.actions import Log
 from spotguard.agent.core.command import UNREACHED
 from spotguard.agent.events import Heard
 from spotguard.agent.outcome import Outcome
-from spotguard.hooks.ipc.protocol import Leave, Preempt, Unattached
+from spotguard.hooks.ipc.protocol import Bye, Leave, Position, Preempt, Unattached
 from tests.agent.core.telling import only
 from tests.fakes.story import Story
 
@@ -173,6 +173,25 @@ def test_a_save_of_its_own_that_ended_with_0_is_no_failure() -> None:
     )
     assert "COMMITTED" not in outcome.line()
     assert outcome.summary()["ended_well"] is True
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (12, "training had ended, and step 12 is committed"),
+        (-1, "training had ended, and nothing was committed"),
+    ],
+)
+def test_a_notice_behind_the_end_of_training_names_what_is_committed(step: int, why: str) -> None:
+    """The command goes on: an upload, an evaluation."""
+    story = Story()
+    session = story.opens()
+    story.on(Heard(session, Position(step=12, checkpoint_step=step)))
+    story.on(Heard(session, Bye()))
+    story.closes(session, alive=True)
+    story.notice()
+    story.ends(-TERM)
+    assert story.outcomes[0].why == why
 
 
 @pytest.mark.parametrize("returncode", [-TERM, 1, 75])

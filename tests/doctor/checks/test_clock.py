@@ -73,4 +73,6 @@ def test_without_signatures_a_wrong_clock_is_a_warning_at_most(scheme: str, word
 def test_an_answer_without_a_date_says_nothing(headers: dict[str, str]) -> None:
     dates = Dates(ManualClock())
     dates.hear("the store", headers)
-    assert judge(dates, "s3", taken=False).facts == {"skew_seconds": None}
+    found = judge(dates, "s3", taken=False)
+    assert (found.facts, "not checked" in found.found) == ({"skew_seconds": None}, True)
+    assert "nothing is signed" in judge(dates, "file", taken=False).found

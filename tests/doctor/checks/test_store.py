@@ -140,6 +140,12 @@ def test_an_object_that_may_have_been_put_is_reported_to_remain() -> None:
     assert (found["put"].state, len(found["remains"].facts["left"])) == ("fails", 1)
 
 
+def test_a_folder_that_is_not_there_is_named_as_such(tmp_path: Path) -> None:
+    assert "the first save makes it" in reached(open_store((tmp_path / "none").as_uri()))[0].found
+    assert reached(open_store(tmp_path.as_uri()))[0].found == tmp_path.as_uri()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("below", ["", "/store"])
 def test_a_file_is_no_store(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")

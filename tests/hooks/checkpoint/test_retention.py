@@ -61,6 +61,16 @@ def test_the_newest_stay(keep: int, left: list[int]) -> None:
     sound(store)
 
 
+def test_the_newer_of_two_checkpoints_of_one_step_counts() -> None:
+    """A finished run that is started again and again saves its last step, and pushes no other out."""
+    store = many(10, 20, 30)
+    for attempt in (2, 3):
+        Save(step=30, attempt=attempt).write(store)
+    prune(store, "run", keep=3, attempt=3)
+    assert [(each.name.step, each.name.attempt) for each in scan(store, "run")] == [(30, 3), (20, 1), (10, 1)]
+    sound(store)
+
+
 @pytest.mark.parametrize("keep", [0, -1])
 def test_to_keep_none_is_refused(keep: int) -> None:
     """The last good one is never deleted, not even when asked."""

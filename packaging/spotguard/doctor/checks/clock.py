@@ -53,7 +53,13 @@ def judge(dates: Dates, scheme: str, *, taken: bool) -> Finding:
         taken: the store has accepted a request of this machine, with this clock.
     """
     if dates.ahead is None:
-        return ok("clock", "not checked: no server has sent a date", skew_seconds=None)
+        folder = scheme == "file"
+        found = (
+            "not needed: nothing is signed for a directory"
+            if folder
+            else "not checked: no server has sent a date"
+        )
+        return ok("clock", found, skew_seconds=None)
     off = abs(dates.ahead)
     side = "ahead of" if dates.ahead > 0 else "behind"
     facts: dict[str, Any] = {"skew_seconds": round(dates.ahead, 1)}

@@ -58,10 +58,12 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
         heard: takes the headers of each answer, on another thread.
     """
     folder = store.url.startswith("file:")
+    made = True
 
     def warm() -> None:
+        nonlocal made
         if folder:
-            _enter(store.url)
+            made = _enter(store.url)
         with overhearing(heard):
             store.warm(timeout=STEP)
 
@@ -77,12 +79,14 @@ def reach(store: BlobStore, clock: Clock, heard: Heard) -> Finding:
         return fails("store", f"{store.url}: {type(error).__name__}: {error}", _REPORT, url=store.url)
     took = clock.monotonic() - began
     # A directory gets no request, so no time is shown. The rights below show whether it works.
-    answers = "" if folder else f" answers in {took * 1000:.0f} ms"
+    answers = f" answers in {took * 1000:.0f} ms"
+    if folder:
+        answers = "" if made else ": the directory is not there yet, and the first save makes it"
     return ok("store", f"{store.url}{answers}", url=store.url, seconds=round(took, 3))
 
 
-def _enter(url: str) -> None:
-    """Check that the path is a directory that this user may read. A directory that does not exist is made by the first put.
+def _enter(url: str) -> bool:
+    """Check that the path is a directory that this user may read. Return False if it is not there: the first put makes it.
 
     Raises:
         StoreError: the path is not a directory, or its file system fails.
@@ -91,13 +95,14 @@ def _enter(url: str) -> None:
     try:
         os.scandir(folder_of(url)).close()
     except FileNotFoundError:
-        return
+        return False
     except NotADirectoryError as error:
         raise StoreError(f"{url}: {error.strerror}; {_NO_FOLDER}") from error
     except PermissionError as error:
         raise DeniedError(f"{url}: {error.strerror}; {_NOT_OURS}") from error
     except OSError as error:  # a file server that does not answer, a name that is too long
         raise StoreError(f"{url}: {error.strerror}") from error
+    return True
 
 
 def rights(store: BlobStore, run_id: str, litter: Leftovers, clock: Clock) -> Rights:

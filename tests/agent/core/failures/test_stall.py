@@ -447,6 +447,7 @@ def stalls_for_good(run: Run) -> None:
 def test_a_saved_training_that_stands_for_twice_its_limit_ends_and_starts_again() -> None:
     run = recovering("stall=restart:2")
     stalls_for_good(run)
+    assert run.story.outcomes[0].ended == "--recover stall=restart follows at twice the limit"
     assert [message.kind for _, message in run.story.sent(Preempt)][2:] == ["restart", "restart"]
     for rank in run.ranks:
         run.story.commits(rank, run.step)
