@@ -337,12 +337,7 @@ class Delivery:
 
     def advance_rehearsal(self, p: Preemption) -> None:
         """End a drill that every participant has answered, or whose time is over."""
-        ended = "training continues"
-        if p.stall:
-            rule = self._turn.policy.recover.get("stall")
-            ended = (
-                f"--recover stall={rule.action} follows at twice the limit" if rule else "nothing is ended"
-            )
+        ended = self._turn.policy.after_stall if p.stall else "training continues"
         if p.all_done:
             self.rehearsed(p, ended)
         elif self._turn.now >= p.limit:

@@ -90,6 +90,12 @@ class Policy:
     #: Once everything is committed, let the cloud begin, if it waits for an acknowledgement.
     acknowledge: bool = False
 
+    @property
+    def after_stall(self) -> str:
+        """What follows for a run that stands still for good, in words."""
+        rule = self.recover.get("stall")
+        return f"--recover stall={rule.action} follows at twice the limit" if rule else "nothing is ended"
+
 
 class Turn:
     """One event on its way through the machine: the time, and the actions that the parts ask for, in order."""

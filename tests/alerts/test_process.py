@@ -115,12 +115,12 @@ def test_a_failure_goes_to_every_receiver_and_runs_the_command_once(
 
 def test_it_reports_what_lasts_and_resolves_it(helper: Helper, receiver: Webhook) -> None:
     helper.start(webhooks=[receiver.url])
-    helper.event("stall", text="rank 0 in data", run_id="gpt")
+    helper.event("stall", text="rank 0 in data", run_id="gpt", then="nothing is ended")
     (alert,) = helper.report()["firing"]
     assert (alert["alert"], alert["severity"], alert["summary"]) == (
         "stall",
         "critical",
-        "training stands still: rank 0 in data",
+        "training stands still: rank 0 in data; nothing is ended",
     )
     receiver.until(1)
     helper.event("moving", run_id="gpt")

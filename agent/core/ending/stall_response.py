@@ -65,7 +65,8 @@ class StallResponse:
                 self._delivery.rehearsed(p, f"{BROKEN_OFF}: training moves again")
         if self._delivery.active is None and not self._turn.stopping:
             for stall in self._stalls.due(self._turn.now):
-                self._turn.do(ReportEvent("stall", stall.facts()))
+                then = f"the stacks lie below {stall.session.run_id}/stalls; {self._turn.policy.after_stall}"
+                self._turn.do(ReportEvent("stall", {**stall.facts(), "then": then}))
                 self._save(stall)
                 return  # one at a time; another run's comes when this one is saved
             if self._recovery.acts_on("stall") and (lasts := self._stalls.lasting(self._turn.now)):

@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
     "failure": Kind("critical", "training failed ({class}): {text}", ("training",), logged=False),
     "stall": Kind(
         "critical",
-        "training stands still: {text}",
+        "training stands still: {text}; {then}",
         STANDING["stall"],
         lasts=math.inf,
         logged=False,
