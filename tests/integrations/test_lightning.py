@@ -134,8 +134,8 @@ def test_a_strategy_that_cannot_be_saved_is_refused_by_name() -> None:
     """Lightning refuses FSDP1 on CPUs itself, so the strategies are asked without a Trainer."""
     script = (
         "from lightning.pytorch.strategies import FSDPStrategy\n"
-        "from spotguard.integrations.lightning import check_strategy\n"
-        "check_strategy(FSDPStrategy())"
+        "from spotguard.integrations.refusals import check_lightning_strategy\n"
+        "check_lightning_strategy(FSDPStrategy())"
     )
     words = [str(environment("lightning")), "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)

@@ -106,7 +106,7 @@ def _next_run(trainer: Any, package: str) -> str | None:
     Raises:
         UsageError: it is not the first one, in a trial.
     """
-    from ..integrations.binding import refused
+    from ..integrations.refusals import refused
 
     name = f"{type(trainer).__name__} of {package} {version(package)}"
     run_id = None

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from .binding import GuardedLoop, check_distribution, check_members, refused, unwrapped
+from .binding import GuardedLoop, unwrapped
+from .refusals import check_distribution, check_members, refused
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

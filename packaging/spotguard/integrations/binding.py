@@ -13,9 +13,8 @@ A framework owns the loop, so the script cannot write `restore` and `step` into 
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Protocol
@@ -31,6 +30,8 @@ from spotguard.hooks.save.request import SavedCheckpoint
 from spotguard.hooks.state.parts import rng
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.providers.errors import SpotguardError, UsageError
+
+from .refusals import refused
 
 log = logging.getLogger("spotguard")
 
@@ -243,48 +244,6 @@ def captured() -> dict[str, Any]:
 def put_back(states: dict[str, Any]) -> None:
     """Set the generators to states that `captured` returned."""
     rng.restore(states, rng.other_generators())
-
-
-def refused(why: str) -> UsageError:
-    """Return the error for a setting of a framework with which no resume is exact; `why` ends with the way out."""
-    return UsageError(f"{why} (with it, no resume is exact) [SG428]")
-
-
-def check_members(package: str, owner: object, names: Iterable[str]) -> None:
-    """Refuse a version of a framework that lacks a private member which the adapter uses.
-
-    Raises:
-        UsageError: a member is missing; the message has its name and the framework's version.
-    """
-    for name in names:
-        if not callable(getattr(owner, name, None)):
-            version = importlib.metadata.version(package)
-            kind = type(owner).__name__
-            raise UsageError(
-                f"{package} {version}: {kind} has no method {name}(), which spotguard's adapter needs: use a version that "
-                f"docs/how-to/frameworks/{package}.md lists as tested [SG418]"
-            )
-
-
-def check_distribution(who: str, accelerator: Any, fsdp2: str) -> None:
-    """Refuse what an Accelerator distributes in a way that spotguard cannot save.
-
-    Args:
-        who: the owner of the Accelerator, for the message.
-        accelerator: the Accelerator.
-        fsdp2: what to do to get FSDP2.
-
-    Raises:
-        UsageError: DeepSpeed or FSDP1.
-    """
-    if getattr(accelerator.distributed_type, "value", accelerator.distributed_type) == "DEEPSPEED":
-        raise refused(
-            f"{who} uses DeepSpeed, whose engine keeps the state: write the loop with spotguard.integrations.deepspeed, or save "
-            "DeepSpeed's own checkpoints from spotguard.on_notice"
-        )
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
-        raise refused(f"{who} uses FSDP1, which spotguard cannot save: {fsdp2}")
 
 
 def unwrapped(optimizer: Any) -> Any:

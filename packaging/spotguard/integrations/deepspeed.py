@@ -16,7 +16,8 @@ import torch
 from spotguard.hooks.state.sharding.ddp import declare_replicas
 from spotguard.providers.errors import UsageError
 
-from .binding import GuardedLoop, check_members, refused
+from .binding import GuardedLoop
+from .refusals import check_members, refused
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine

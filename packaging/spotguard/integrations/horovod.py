@@ -27,7 +27,7 @@ from spotguard.hooks.register import register as register_state
 from spotguard.hooks.state.sharding.ddp import declare_replicas
 from spotguard.providers.errors import UsageError
 
-from .binding import check_members, refused
+from .refusals import check_members, refused
 
 if TYPE_CHECKING:
     from spotguard.hooks.guard import Guard

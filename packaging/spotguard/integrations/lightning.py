@@ -16,7 +16,6 @@ It replaces five methods of one Trainer's loops:
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import operator
 import re
@@ -29,9 +28,10 @@ from spotguard.hooks.state.parts.loaders import ResumableLoader
 from spotguard.hooks.state.parts.loaders.drivers import keeps_workers
 
 from . import lightning_results
-from .binding import Bound, StepLoss, captured, check_members, put_back, refused, watch_validation_loss
+from .binding import Bound, StepLoss, captured, put_back, watch_validation_loss
 from .lightning_gradients import GatheredGradients
 from .marks.loggers import follow_loggers
+from .refusals import check_lightning, check_lightning_strategy, check_members, of_lightning, refused
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -99,8 +99,8 @@ class SpotguardCallback(Callback):
                 "Lightning has loaded a checkpoint of its own (ckpt_path, or one that it found by itself), and would mix it with "
                 "what spotguard restores: leave ckpt_path out; load pretrained weights into the module before fit()"
             )
-        check_strategy(trainer.strategy)
-        _check(trainer, pl_module)
+        check_lightning_strategy(trainer.strategy)
+        check_lightning(trainer, pl_module, Callback)
         self.binding = LightningBinding(trainer, self._more, self._store, self._run_id, self._unnamed)
         follow_loggers(self.binding.guard, trainer)
 
@@ -198,7 +198,7 @@ class LightningBinding:
         }
         values = {"model": trainer.strategy.model, **optimizers, **schedulers, **self._more}
         data = trainer.datamodule
-        if data is not None and not _of_lightning(type(data).state_dict):
+        if data is not None and not of_lightning(type(data).state_dict):
             values["datamodule"] = data  # it has a state of its own
         return values
 
@@ -338,84 +338,3 @@ def _loaders(loop: Any) -> list[ResumableLoader]:
 def _flattened(loop: Any) -> list[Any]:
     combined = loop._combined_loader
     return [] if combined is None else combined.flattened
-
-
-def check_strategy(strategy: Any) -> None:
-    """Refuse by name what spotguard cannot save.
-
-    Raises:
-        UsageError: a strategy, with the way out.
-    """
-    kind = type(strategy).__name__
-    if kind == "FSDPStrategy":
-        raise refused(
-            "FSDPStrategy is FSDP1, which spotguard cannot save: pass strategy=ModelParallelStrategy("
-            "data_parallel_size=<ranks>, tensor_parallel_size=1), and call fully_shard in the module's configure_model()"
-        )
-    if getattr(strategy, "_model_averaging_period", None) is not None:
-        raise refused(
-            "DDPStrategy(model_averaging_period=…) lets the ranks' weights differ, and spotguard saves one of them: leave it out"
-        )
-    if kind == "DeepSpeedStrategy":
-        raise refused(
-            "DeepSpeedStrategy keeps masters and moments in DeepSpeed's engine: save its own checkpoints from spotguard.on_notice, "
-            "or write the loop yourself with spotguard.integrations.deepspeed"
-        )
-
-
-def _of_lightning(method: Any) -> bool:
-    """Whether a method is the one of Lightning's base class."""
-    return str(method.__module__).startswith(("lightning.", "pytorch_lightning."))
-
-
-#: Callbacks with which no resume is exact, and why.
-_REFUSED = {
-    "OnExceptionCheckpoint": (
-        "writes a checkpoint when a preemption ends training, and Lightning would load it over what spotguard restores: leave "
-        "it out"
-    ),
-    "LearningRateFinder": (
-        "trains within fit(), and a resumed epoch does not find the batches that follow: leave it out, and call Tuner's lr_find() "
-        "before fit()"
-    ),
-    "BatchSizeFinder": (
-        "trains within fit(), and a resumed run would begin with another size: leave it out, find the size once, and pass it"
-    ),
-    "BaseFinetuning": (
-        "adds parameter groups while it trains, and a restarted Trainer has none of them when spotguard restores: leave it out, "
-        "or save Lightning's own checkpoints from spotguard.on_notice"
-    ),
-}
-
-
-def _check(trainer: Any, module: Any) -> None:
-    """Refuse by name what a resumed run would not find again.
-
-    Raises:
-        UsageError: a callback or the module, with the way out.
-    """
-    if trainer.reload_dataloaders_every_n_epochs:
-        raise refused(
-            "reload_dataloaders_every_n_epochs counts from the epoch of the restart, so a resumed run makes its loaders at other "
-            "epochs: leave it out, and let the dataset follow the epoch"
-        )
-    for each in trainer.callbacks:
-        kind = type(each)
-        if name := next((base.__name__ for base in kind.__mro__ if base.__name__ in _REFUSED), ""):
-            raise refused(f"{kind.__name__} {_REFUSED[name]}")
-        if kind.on_save_checkpoint is not Callback.on_save_checkpoint:
-            raise refused(
-                f"{kind.__name__} keeps its state in Lightning's own checkpoints (on_save_checkpoint), and spotguard asks for "
-                "state_dict() alone: leave the callback out, or give it state_dict() and load_state_dict()"
-            )
-    if not _of_lightning(type(module).on_save_checkpoint):
-        log.warning(
-            "%s.on_save_checkpoint is not called by spotguard: pass what it saves to SpotguardCallback, as in "
-            "SpotguardCallback(answers=answers)",
-            type(module).__name__,
-        )
-    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
-        raise refused(
-            "training_step(dataloader_iter) takes the batches itself, so a resumed run cannot drop the trained ones: take "
-            "training_step(batch, batch_idx)"
-        )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .binding import check_members, refused
+from .refusals import check_members, refused
 
 #: Arguments of `self.log` that an entry keeps as plain values.
 _ARGUMENTS = (

@@ -19,7 +19,8 @@ from torchtitan.config import derive, override
 
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 
-from .binding import Bound, check_members, refused
+from .binding import Bound
+from .refusals import check_members, refused
 
 if TYPE_CHECKING:
     from torchtitan.trainer import Trainer

@@ -21,9 +21,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from glob import glob
 from os import PathLike
-from os.path import dirname, isdir, join
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,14 +32,12 @@ from .binding import (
     Bound,
     StepLoss,
     captured,
-    check_distribution,
-    check_members,
     put_back,
-    refused,
     unwrapped,
     watch_validation_loss,
 )
 from .marks.loggers import follow_loggers
+from .refusals import check_best_model, check_members, check_trainer, refused
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -106,7 +102,7 @@ class TrainerBinding:
         self, trainer: Trainer, more: dict[str, Any], store: str | PathLike[str] | None, run_id: str | None
     ) -> None:
         check_members("transformers", trainer, _REPLACED)
-        _check(trainer)
+        check_trainer(trainer)
         self._more = more
         self.trainer: Any = trainer
         self._store, self._run_id = store, run_id
@@ -233,7 +229,7 @@ class TrainerBinding:
         self.guard = bound.guard
         if bound.done:
             args = self.trainer.args
-            _check_best(self.trainer)
+            check_best_model(self.trainer)
             args.eval_on_start = False  # the first start has done it
             accumulated = args.gradient_accumulation_steps
             self._whole = self.trainer.set_initial_training_values(args, train_dataloader)[1] * accumulated
@@ -355,23 +351,6 @@ class TrainerBinding:
         )  # fmt: skip
 
 
-def _check_best(trainer: Any) -> None:
-    """Refuse to resume where the Trainer would miss its best weights at its end, and keep the last ones without a word.
-
-    Raises:
-        UsageError: the directory with the best weights is not here.
-    """
-    best = trainer.state.best_model_checkpoint
-    if not (trainer.args.load_best_model_at_end and best and trainer.is_world_process_zero()) or isdir(best):
-        return
-    # A life that was killed may have put a better one into its place, which this one makes again.
-    if not any(isdir(each) for each in glob(join(dirname(best), "checkpoint-*"))):
-        raise refused(
-            f"load_best_model_at_end is to load {best}, which is not on this machine: bring it back, or begin another run with an "
-            "output_dir that outlives the machine"
-        )
-
-
 #: Counters and sums for the log that the Trainer, or a subclass of TRL, keeps in attributes of its own.
 _COUNTS = (
     "_total_loss_scalar",
@@ -396,37 +375,3 @@ def _begin_callback(binding: TrainerBinding) -> Any:
             binding.evaluated(metrics or {})
 
     return SpotguardCallback()
-
-
-def _check(trainer: Any) -> None:
-    """Refuse by name what no resume makes exact.
-
-    Raises:
-        UsageError: an argument of the Trainer, with the way out.
-    """
-    args = trainer.args
-    if args.auto_find_batch_size:
-        raise refused(
-            "auto_find_batch_size=True begins again with another batch size after an error, and a resumed run would not: find "
-            "the size once, and pass it as per_device_train_batch_size"
-        )
-    if args.ignore_data_skip:
-        raise refused("ignore_data_skip=True trains on batches again after a resume: leave it out")
-    if args.dataloader_persistent_workers:
-        raise refused(
-            "dataloader_persistent_workers=True: the resumed epoch has workers of its own, so the one after it would draw another "
-            "order: leave it out"
-        )
-    if hasattr(trainer, "_buffered_inputs"):
-        raise refused(
-            f"{type(trainer).__name__} trains on answers that it has generated and keeps in memory, and no checkpoint has them: "
-            "save its own checkpoints from spotguard.on_notice"
-        )
-    for each in trainer.callback_handler.callbacks:
-        if type(each).__name__ == "BEMACallback":
-            raise refused("BEMACallback keeps weights of its own that no checkpoint has: leave it out")
-    check_distribution("the Trainer", trainer.accelerator, "set fsdp_config={'fsdp_version': 2}")
-    if args.max_steps <= 0 and not hasattr(trainer.train_dataset, "__len__"):
-        raise refused(
-            "train_dataset has no length, so no batch can be found again: pass a dataset with __len__"
-        )
