@@ -52,7 +52,10 @@ def answers(
 ) -> list[dict[str, Any]]:
     """Return the answer in pages. The first page has everything; sessions that do not fit follow on the other pages."""
     visible = [s for s in machine.sessions.values() if uid in (0, s.uid)]
-    sessions = [s.status(now) | _saving(machine, s.number, now) for s in visible]
+    sessions = [
+        s.status(now) | {"stall_limit": machine.stalls.limit(s.run)} | _saving(machine, s.number, now)
+        for s in visible
+    ]
     body: dict[str, Any] = {
         "run_id": facts.run_id,
         "pid": facts.pid,

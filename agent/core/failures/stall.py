@@ -318,6 +318,10 @@ class StallWatch:
                 self._lasted.pop(run, None)
                 yield ranks[0].session, moved_at - self._told.pop(run)
 
+    def limit(self, run: tuple[int, str]) -> float | None:
+        """Return the seconds without progress that are a stall of this run, where it stands now; None if no stall is looked for."""
+        return self._limit(run, ranks) if (ranks := self._runs.get(run, {}).values()) else None
+
     @property
     def standing(self) -> Collection[tuple[int, str]]:
         """The runs that stand still, by user and run."""

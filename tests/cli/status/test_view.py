@@ -31,7 +31,7 @@ def a_session(**more: Any) -> dict[str, Any]:
     """A session as its agent shows it."""
     session = Session.of(1, 26954, 1000, Register(26954, "gpt-small-7", "train.py", nbytes=5585016), 0.0)
     session.position = Position(5210, checkpoint_step=5000, checkpoint_age=12.0)
-    return {**session.status(0.0), "saving": None, **more}
+    return {**session.status(0.0), "saving": None, "stall_limit": 60.0, **more}
 
 
 def a_body(**more: Any) -> dict[str, Any]:
@@ -62,10 +62,13 @@ def shown(body: dict[str, Any], width: int | None = 80) -> list[str]:
 
 def test_a_training_that_stands_still_is_shown_with_its_place() -> None:
     """After 10 s; not while it waits for a save."""
-    still = {"phase": "data", "still": 34.2, "where": "train.py:13 in main"}
+    still = {"phase": "data", "still": 34.2, "where": "train.py:13 in main", "stall_limit": 60.0}
     stands = a_body(sessions=[a_session(**still)])
-    assert "  progress      none for 34 s, in data at train.py:13 in main" in shown(stands)
-    assert "; no progress of rank 0: none for 34 s, in data at train.py:13 in main; " in view.pulse(stands)
+    line = "none for 34 s, in data at train.py:13 in main; a stall from 60 s on"
+    assert f"  progress      {line}" in shown(stands, None)
+    assert f"; no progress of rank 0: {line}; " in view.pulse(stands)
+    unlimited = a_body(sessions=[a_session(**still | {"stall_limit": None})])
+    assert "in main; no stall is looked for; " in view.pulse(unlimited)
     for other in (still | {"still": 9.0}, still | {"phase": "save"}, {}):
         moves = a_body(sessions=[a_session(**other)])
         assert not any("progress" in line for line in shown(moves))

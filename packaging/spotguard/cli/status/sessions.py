@@ -90,7 +90,9 @@ def still_of(session: dict[str, Any]) -> str:
         return f"unknown: it has sent nothing for {ago(session['unheard'])}, {last}"
     if (session["still"] or 0.0) < _STANDS or session["phase"] in (None, "save"):
         return ""
-    return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}"
+    limit = session["stall_limit"]
+    stall = f"; a stall from {ago(limit)} on" if limit is not None else "; no stall is looked for"
+    return f"none for {ago(session['still'])}, in {session['phase']} at {session['where']}{stall}"
 
 
 def _suspect(session: dict[str, Any]) -> str:

@@ -90,6 +90,7 @@ def test_a_run_that_stands_still_is_saved_and_goes_on() -> None:
         "rank 0 (pid 501) in data at train.py:10 in main: no progress of the run for 60 s, 60 s are the limit"
     )
     (event,) = [each.facts for each in run.story.all(ReportEvent) if each.kind == "stall"]
+    assert run.story.machine.stalls.limit((1000, event["run_id"])) == 60.0
     assert event["then"] == f"the stacks lie below {event['run_id']}/stalls; nothing is ended"
     assert run.warnings == [f"training stands still: {preempt.detail}, notifying 1 training process(es)"]
     run.story.commits(run.ranks[0], run.step)
