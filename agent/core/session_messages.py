@@ -271,7 +271,7 @@ class Answers:
             if session.attached:
                 line = f"{line}, attached to {session.attached}"
             if session.rank == 0 and message.attempt == 1 and session.proof[:6] not in ("", "EXACT "):
-                line = f"{line}; {session.proof}"
+                line = f"{line}; {session.proof}: type spotguard prove -- COMMAND"
             self._turn.log(line)
             self._turn.do(
                 ReportEvent(

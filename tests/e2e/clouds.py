@@ -13,6 +13,8 @@ import pytest
 import requests
 
 from spotguard.hooks.checkpoint.format.keys import SAVING
+from spotguard.hooks.restore.retrying_store import RetryingStore
+from spotguard.providers.clock import SystemClock
 from spotguard.providers.stores.base import BlobStore
 from spotguard.providers.stores.factory import open_store
 from tests.e2e.harness import Machine, in_order
@@ -132,7 +134,8 @@ class Day:
     server: Server
     url: str
     network: FaultProxy
-    #: Through the network, as the job has it; and past it, as the test looks.
+    #: Through the network, as the job has it; and past it, as the test looks: it asks again, because a server closes a connection
+    #: that nobody has used for some seconds, at times as it is used again.
     store: BlobStore
     behind: BlobStore
 
@@ -168,4 +171,5 @@ def begin_day(scheme: str, request: pytest.FixtureRequest, faults_before: Faults
     behind = open_store(url)
     behind.warm()  # the environment names the server itself, now
     network = faults_before(server, seed)
-    return Day(cloud, server, url, network, open_store(url), behind)
+    looks = RetryingStore(behind, SystemClock(), "the test cannot look")
+    return Day(cloud, server, url, network, open_store(url), looks)

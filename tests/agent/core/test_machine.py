@@ -66,7 +66,7 @@ def test_the_position_of_training_is_logged_once_restored() -> None:
 def test_the_first_attempt_of_unproven_code_is_logged_as_such() -> None:
     never, begins = "never proven to resume exactly", "training begins at step 0 of run run in file:///s"
     for proof, attempt, rank, end in (
-        (never, 1, 0, f"; {never}"),
+        (never, 1, 0, f"; {never}: type spotguard prove -- COMMAND"),
         (never, 2, 0, ""),
         (never, 1, 1, ""),
         ("EXACT over 50 steps", 1, 0, ""),
