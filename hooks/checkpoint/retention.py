@@ -1,7 +1,7 @@
 """Retention: which checkpoints may be deleted, and in which order.
 
-The newest K complete checkpoints stay, each of a step of its own, and one of every N steps. Of two of one step the newer counts: a
-finished run that is started again saves its last step each time, and would else push all others out. Suspect ones (a rank's losses were not finite) do not count
+The newest K complete checkpoints stay, and one of every N steps. One of a step does not count beside that of a later attempt: a finished
+run that is started again saves its last step each time, and would else push all others out. Suspect ones (a rank's losses were not finite) do not count
 among them; the newest K of these stay besides, until one that is not suspect is newer. Pruning also never touches:
 - the last good checkpoint;
 - anything newer than the last good one, since it may be a save under way;
@@ -47,7 +47,7 @@ _KEEP = re.compile("([1-9][0-9]{0,8})(?:[+]([1-9][0-9]{0,8}))?")
 class Keep:
     """Number of complete checkpoints of the full level that stay."""
 
-    #: How many of the newest stay, each of another step. As many of each lower level stay, if they are newer than these.
+    #: How many of the newest stay. As many of each lower level stay, if they are newer than these.
     newest: int
     #: Step interval: of the older checkpoints, the first at or after each multiple of this number of steps stays,
     #: too. 0: none of them.
@@ -289,7 +289,7 @@ def _sort(
             continue
         kind = whole.level, whole.suspect
         if kind == ("full", False):
-            if any(each.name.step == whole.name.step for each in kept):
+            if any(_follows(each.name, whole.name) for each in kept):
                 older.append(folder)
             else:
                 kept.append(whole)
@@ -298,6 +298,11 @@ def _sort(
         else:
             light.append(whole)
     return kept, light, newer, older
+
+
+def _follows(later: CheckpointName, name: CheckpointName) -> bool:
+    """Return whether a later attempt has made a checkpoint of the same step."""
+    return later.step == name.step and later.attempt > name.attempt
 
 
 def _milestones(

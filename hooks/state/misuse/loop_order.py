@@ -84,6 +84,11 @@ class LoopOrder:
         """Return whether enough turns were seen. Later turns do not change the result."""
         return len(self._boundaries) >= TURNS
 
+    @property
+    def begins(self) -> bool:
+        """Return whether no boundary has come yet."""
+        return not self._boundaries
+
     def stepped(self, optimizer: int, path: CallPath) -> None:
         """Record an optimizer's first step of this turn."""
         self._turns[-1].setdefault(optimizer, path)

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
+from .behind_boundary import changed_behind
 from .carried_gradient import CarriedGradient
 from .loop_order import LoopOrder, Misplaced, call_path
 from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
@@ -348,7 +349,11 @@ class StepMonitor:
         self._look_for_unregistered(beside)
         if self._order is not None:
             # Skip this function, `_guarded` and `boundary`; the next frame is `guard.step()`.
-            if (misplaced := self._order.boundary(call_path(sys._getframe(3)))) is not None:
+            frame = sys._getframe(3)
+            if self._order.begins and (change := changed_behind(frame, self._values)) is not None:
+                self._misuse.setdefault("order", change[0] % change[1:])
+                self._say(*change)
+            if (misplaced := self._order.boundary(call_path(frame))) is not None:
                 self._misplaced(misplaced)
             if self._order.done:
                 self._order = None

@@ -22,6 +22,7 @@ from ..inventory.attribute_uses import uses
 from ..inventory.reachable import SCRATCH, SavedTensors, may_be_state
 from ..inventory.walk import tensors_in
 from ..memory_access import unreadable
+from .loaders.generators import global_generators
 
 log = logging.getLogger("spotguard")
 
@@ -38,6 +39,7 @@ _SAVING = ("get_extra_state", "state_dict", "_save_to_state_dict")
 
 _IN_OPTIMIZER = "keep it in param_groups, or give its class a state_dict() of its own"
 _AROUND = "register that object, a wrapper in its optimizer's place, with a state_dict() and a load_state_dict() that include it"
+_DRAWN_FROM = "register a dict that holds the generator, as in own={'generator': generator}"
 _IN_MODULE = "if that matters, use a persistent buffer, or set it from the step's number in each turn"
 
 
@@ -114,7 +116,7 @@ class AttributeWatch:
                 found[0].name,
                 found[0].key,
                 f" (and {len(found) - 1} more)" if found[1:] else "",
-                found[0].remedy,
+                _DRAWN_FROM if objects.is_generator(found[0].value) else found[0].remedy,
             )
 
     def _attributes(self) -> Iterator[Attribute]:
@@ -147,6 +149,9 @@ class AttributeWatch:
         )
         if _is_given(each):
             return False
+        if objects.is_generator(each.value):  # a draw changes it
+            elsewhere = (*self._registered, *global_generators())
+            return not (any(each.value is one for one in elsewhere) or self._has_container(each.value))
         shapes = self._around.get(each.name, (None, frozenset()))[1]
         tensors = [*_tensors(each.value)]
         if not tensors:
@@ -213,6 +218,9 @@ def _numbers(value: Any, depth: int = 2) -> tuple[Any, ...]:
     """Return a number, or the last ones in a container (as in a history of norms) and its length; () if there is none."""
     if type(value) in (bool, int, float):
         return (value,) if value == value else ()
+    if objects.is_generator(value):
+        state = objects.generator_state(value)
+        return (hash(state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state)),)
     if objects.is_array(value, scalars=True):
         return (hash(value.flat[:: 1 + value.size // _ITEMS].tobytes()),)
     if not depth or not isinstance(value, (list, tuple, deque, dict)):

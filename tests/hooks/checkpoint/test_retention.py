@@ -61,9 +61,11 @@ def test_the_newest_stay(keep: int, left: list[int]) -> None:
     sound(store)
 
 
-def test_the_newer_of_two_checkpoints_of_one_step_counts() -> None:
-    """A finished run that is started again and again saves its last step, and pushes no other out."""
-    store = many(10, 20, 30)
+def test_a_run_that_is_finished_again_and_again_keeps_its_older_steps() -> None:
+    """Each start saves the last step. What one attempt saves twice, such as its best weights behind the last step, counts twice."""
+    store = many(10, 20, 30, 30)
+    prune(store, "run", keep=4, attempt=1)
+    assert steps(store) == [30, 30, 20, 10]
     for attempt in (2, 3):
         Save(step=30, attempt=attempt).write(store)
     prune(store, "run", keep=3, attempt=3)

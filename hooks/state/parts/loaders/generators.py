@@ -41,7 +41,7 @@ class OwnGenerators:
         self._found: dict[str, Any] = {}
         #: Where a generator is that has no state to save, and its type, as of the last search.
         self.unsavable: dict[str, str] = {}
-        ids = {id(each) for each in _global_ones()}
+        ids = {id(each) for each in global_generators()}
         for path, value in objects(self._loader):
             kept = getattr(value, "bit_generator", value)
             if id(kept) in ids:
@@ -65,7 +65,8 @@ class OwnGenerators:
                 set_generator(each, states[path])
 
 
-def _global_ones() -> Iterator[Any]:
+def global_generators() -> Iterator[Any]:
+    """Yield Python's, torch's and NumPy's own, which each checkpoint has."""
     yield torch.default_generator
     yield random._inst
     if (numpy := sys.modules.get("numpy")) is not None:

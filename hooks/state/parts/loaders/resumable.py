@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,6 +101,8 @@ class ResumableLoader:
         self._kept: bool | None = None
         #: The number of restores. An iterator of before the last one is at another position than the state.
         self._restores = 0
+        #: Whether no iterator was made since.
+        self._begins = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in (
@@ -134,6 +137,9 @@ class ResumableLoader:
         return self.epoch, 0 if self._pass is None else self._pass.taken
 
     def __iter__(self) -> Iterator[Any]:
+        if self._begins:
+            self._begins = False
+            self.use.resumes(self.epoch, sys._getframe(1))
         restored = self._restored
         for each in [*_waiting]:
             each.turn_begins()
@@ -381,6 +387,7 @@ class ResumableLoader:
     def restored(self) -> None:
         """Refuse the iterators made until now, after a restore or at a first start. `guard.restore()` calls this."""
         self._restores += 1
+        self._begins = True
         self._pass = self._resumes
         # A script that seeds or validates before each pass does so before a resumed one too, of which no uninterrupted run knows. Behind
         # the first iterator, though, training draws.

@@ -1,0 +1,222 @@
+"""Changes of registered numbers behind `guard.step()`, in the same round of the loop, as the script's source tells.
+
+A notice in the next turn saves the boundary's copies, and the resumed run begins with the next round: it never executes what came
+behind the boundary. Tensors that change there are seen in memory, and the save waits for the next boundary (SG408). Numbers in dicts,
+options of optimizers and schedulers change without a trace, so the statements between `guard.step()` and the end of the loop's body are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import FrameType, FunctionType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data.sampler import RandomSampler
+
+from ..inventory.attribute_words import last_name, statements_at
+from ..inventory.reachable import dict_of
+from .loop_order import CallSite
+
+#: Methods that change a container.
+_CHANGING = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop"),
+        *("popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort", "update"),
+    }
+)
+_CONTAINERS = (dict, list, deque, set)
+#: Calls that begin no pass over what they are given.
+_NO_PASS = frozenset({"len", "print", "isinstance", "type", "id", "repr", "str"})
+#: Methods of schedulers, and of gradient scalers, that move them.
+_MOVING = frozenset({"step", "update"})
+#: A script's training is this deep below its loop at most.
+_FRAMES = 4
+#: The folders of the hooks, through which `guard.step()` comes here, and of all that is spotguard's.
+_HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OURS = os.path.dirname(_HOOKS)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+CHANGES = (
+    "%s changes behind guard.step() in the same round of the loop (%s, behind %s), and a resumed run leaves that change out; call "
+    "guard.step() at the end of the loop's body, or loop over guard.steps(total) [SG426]"
+)
+DRAWS = (
+    "%s draws from torch's generator behind guard.step() in the same round of the loop (%s, behind %s), and a resumed run leaves that draw out; "
+    "give that DataLoader a generator of its own, as in generator=torch.Generator() [SG426]"
+)
+
+
+def changed_behind(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
+    """Return what a round of the loop changes behind the boundary that it has marked.
+
+    Args:
+        frame: a frame of `guard.step()`.
+        values: the registered values, by name.
+
+    Returns:
+        The message and its values: the name, the place of the change, and that of the call. None if nothing is found.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_HOOKS):
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return None  # a loop over `guard.steps()`, which calls it at the end of the body
+        frame = frame.f_back
+    registered = {id(each): name for name, each in values.items()}
+    boundary = ""
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_filename.startswith(_OURS):
+            return None  # an adapter's
+        boundary = boundary or CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0).place
+        behind, looped = _behind(frame)
+        if any(_saves(each, frame) for each in behind):
+            return None  # a save by hand takes what is there then
+        file = os.path.basename(frame.f_code.co_filename)
+        for name, line in _changes(behind, frame, registered, values):
+            return CHANGES, name, f"{file}:{line}", boundary
+        if any(map(_trains_by_chance, values.values())):
+            for name, line in _draws(behind, frame):
+                return DRAWS, name, f"{file}:{line}", boundary
+        if looped:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _behind(frame: FrameType) -> tuple[list[ast.stmt], bool]:
+    """Return the statements behind the one that a frame executes, to the end of its loop's body, and whether there is a loop."""
+    behind: list[ast.stmt] = []
+    chain = statements_at(frame)
+    for outer, inner in zip(chain[1:], chain, strict=False):
+        if isinstance(outer, _SCOPES):
+            break
+        for block in ("body", "orelse", "finalbody"):
+            statements = getattr(outer, block, None)
+            if isinstance(statements, list) and inner in statements:
+                behind += statements[statements.index(inner) + 1 :]
+                if isinstance(outer, _LOOPS) and block == "body":
+                    return behind, True
+    return behind, False
+
+
+def _saves(statement: ast.stmt, frame: FrameType) -> bool:
+    """Return whether a statement calls `guard.save()`."""
+    calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
+    asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "save")
+    return any(type(_value(each.value, frame, {})).__module__.startswith("spotguard.") for each in asked)
+
+
+def _changes(
+    statements: list[ast.stmt], frame: FrameType, registered: Mapping[int, str], values: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the registered name and the line of each change of a registered value."""
+    #: What the names of loops over parts of registered values stand for.
+    bound: dict[str, str] = {}
+
+    def owner(node: ast.AST) -> str:
+        """Return the registered name of the value that an expression is in; "" if there is none."""
+        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Name)):
+            if isinstance(node, ast.Name) and node.id in bound:
+                return bound[node.id]
+            value = _value(node, frame, bound)
+            attributes = dict_of(value) if value is not None else None
+            for each in (value, attributes):
+                if each is not None and id(each) in registered:
+                    return registered[id(each)]
+            if isinstance(node, ast.Name):
+                return ""
+            node = node.value
+        return ""
+
+    for node in _nodes(statements):
+        if (
+            isinstance(node, (ast.For, ast.AsyncFor))
+            and isinstance(node.target, ast.Name)
+            and (found := owner(node.iter))
+        ):
+            bound[node.target.id] = found
+        targets: list[ast.expr] = []
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets = node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        for target in targets:
+            name = owner(target.value) if isinstance(target, (ast.Subscript, ast.Attribute)) else ""
+            if name and not isinstance(values[name], nn.Module):
+                yield name, node.lineno
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = owner(node.func.value)
+            if name and _moves(node.func.attr, values[name]):
+                yield name, node.lineno
+
+
+def _trains_by_chance(value: Any) -> bool:
+    """Return whether training with a registered value surely draws from torch's generator."""
+    if isinstance(value, nn.Module):
+        return any(isinstance(each, _DropoutNd) and each.p > 0 for each in value.modules())
+    sampler = getattr(value, "sampler", None) if hasattr(value, "position") else None
+    return isinstance(sampler, RandomSampler) and sampler.generator is None
+
+
+def _draws(statements: list[ast.stmt], frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Yield the name and the line of each pass over a DataLoader that draws its seed from torch's generator."""
+    for node in _nodes(statements):
+        asked: list[ast.expr] = [each.iter for each in getattr(node, "generators", ())]
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            asked = [node.iter]
+        elif isinstance(node, ast.Call) and last_name(node.func) not in _NO_PASS:
+            asked = [*node.args, *(each.value for each in node.keywords)]
+            function = _value(node.func, frame, {})
+            if isinstance(function, FunctionType):  # what it names itself
+                held = [(name, function.__globals__.get(name)) for name in function.__code__.co_names]
+                yield from ((name, node.lineno) for name, each in held if _seeds_by_chance(each))
+        for each in asked:
+            if _seeds_by_chance(_value(each, frame, {})):
+                yield last_name(each), node.lineno
+
+
+def _seeds_by_chance(value: Any) -> bool:
+    return isinstance(value, DataLoader) and value.generator is None
+
+
+def _moves(method: str, value: Any) -> bool:
+    """Return whether a method changes numbers of a registered value."""
+    if isinstance(value, (nn.Module, Optimizer)):
+        return False
+    if isinstance(value, _CONTAINERS):
+        return method in _CHANGING
+    return method in _MOVING and hasattr(value, "load_state_dict")
+
+
+def _nodes(statements: list[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
+    """Yield what statements execute, in the order of the source, without what they only define."""
+    waiting: deque[ast.AST] = deque(statements)
+    while waiting:
+        node = waiting.popleft()
+        if not isinstance(node, _SCOPES):
+            if isinstance(node, (ast.stmt, ast.expr)):
+                yield node
+            waiting.extendleft(reversed([*ast.iter_child_nodes(node)]))
+
+
+def _value(node: ast.AST, frame: FrameType, bound: Mapping[str, str]) -> Any:
+    """Return what an expression stands for, without executing any code of the script; None if that is not known."""
+    if isinstance(node, ast.Name):
+        if node.id in bound:
+            return None
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        return dict_of(_value(node.value, frame, bound)).get(node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        held = _value(node.value, frame, bound)
+        if type(held) is dict:
+            return held.get(node.slice.value)
+    return None
