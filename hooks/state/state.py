@@ -122,6 +122,7 @@ class State:
                 [each.tensor for part in self.parts for each in part.state_tensors()],
                 [part.tree() for part in self.parts if isinstance(part, (DictPart, StatefulPart))],
             ),
+            registered.attributes,
         )
         watches = (registered.attributes, forgotten)
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)

@@ -25,9 +25,11 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SubsetRandomSa
 from ...checkpoint.format.values.placeholders import SavedObject
 from ..inventory.reachable import MACHINERY, children_of, dict_of
 from ..inventory.walk import reach, tensors_in
+from ..parts.attribute_watch import AttributeWatch
 from ..parts.wrappers import is_like_optimizer
 from .carried_gradient import version
 from .unregistered import few, within
+from .weight_copies import WeightCopies
 
 log = logging.getLogger("spotguard")
 
@@ -49,6 +51,8 @@ _SHUFFLES = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 _AVERAGE = "an average of weights"
 _AS = "; add it to spotguard.register(…), as in "
+_COPIES = "a copy of weights that training changes"
+_COPY = ", unless each turn makes it anew" + _AS + "ema=ema"
 _EMA, _SCALER = _AS + "ema=ema", _AS + "scaler=scaler"
 _SCHEDULER = ", unless it follows from the step's number" + _AS + "scheduler=scheduler"
 _LOADER = ", unless the script seeds each pass and winds it forward; wrap it before the loop, as in loader = spotguard.ResumableLoader(loader), and add that to spotguard.register(…)"
@@ -146,6 +150,7 @@ class Forgotten:
         boundaries: returns the boundaries of a run since it began; 0 if it was resumed.
         alone: returns whether no optimizer trains anything else in this process.
         saved: returns what a save has: the tensors, and the trees of dicts and of objects with a state of their own.
+        attributes: names tensors in the attributes of objects around registered ones, and looks first.
     """
 
     def __init__(
@@ -154,7 +159,9 @@ class Forgotten:
         boundaries: Callable[[], int],
         alone: Callable[[], bool],
         saved: Callable[[], SavedValues],
+        attributes: AttributeWatch,
     ) -> None:
+        self._attributes = attributes
         self._values, self._boundaries, self._alone, self._saved = values, boundaries, alone, saved
         like = [(name, value) for name, value in values.items() if is_like_optimizer(value)]
         like += [
@@ -174,6 +181,7 @@ class Forgotten:
         self._rates = {id(each): _rates(each) for each in self._optimizers}
         #: The objects that are followed, by id.
         self._followed: dict[int, _Followed] = {}
+        self._copies = WeightCopies(self._values)
 
     def look(self) -> None:
         """Warn about these objects, in one line for each kind. On the training thread, at a boundary."""
@@ -185,22 +193,28 @@ class Forgotten:
 
     def _look(self) -> None:
         boundaries = 0 if self._adapted else self._boundaries()
+        if boundaries > 1:
+            self._copies.look(boundaries)
         schedulers = self._schedulers()
         self._followed = {key: each for key, each in self._followed.items() if each.look()}
         moved = [
             each for each in self._followed.values() if each.row >= 2 and each.kind.what not in self._told
         ]
         if boundaries in _SEARCHED:
-            self._search()
+            self._search(first=boundaries == 1)
         owners = few(dict.fromkeys(self._names[id(each.optimizer)] for each in schedulers))
         self._say(f"a scheduler of {owners}", [type(each).__name__ for each in schedulers], _SCHEDULER)
-        if not moved or not self._alone() or (held := self._held()) is None:
+        copied = _COPIES not in self._told and any(self._copies.moved(lambda _: True))
+        if not (moved or copied) or not self._alone() or (held := self._held()) is None:
             return
         saved = self._saved()
         self._followed = {key: each for key, each in self._followed.items() if not each.is_in(held)}
         moved = [each for each in moved if not (each.is_in(held) or each.kind.is_saved(each.value, saved))]
         for kind in _KINDS:
             self._say(kind.what, [each.name for each in moved if each.kind is kind], kind.remedy)
+        if copied and _AVERAGE not in self._told and not self._attributes.named_tensors:
+            copies = self._copies.moved(lambda each: id(each) not in held and not saved.has_values(each))
+            self._say(_COPIES, [f"{count} tensors like those of {name}" for name, count in copies], _COPY)
 
     def _say(self, what: str, names: Iterable[str], remedy: str) -> None:
         """Log a line of a kind, once."""
@@ -210,12 +224,15 @@ class Forgotten:
                 "%s is not registered (%s), so a resumed run begins it anew%s [SG425]", what, known, remedy
             )
 
-    def _search(self) -> None:
-        """Follow the objects of the kinds from now on."""
+    def _search(self, *, first: bool) -> None:
+        """Follow the objects of the kinds from now on, and at the `first` search tensors too."""
         classes = {kind: [*_classes(kind.base)] for kind in _KINDS}
         # By identity: a class may have a metaclass with code of its own.
         kinds = {id(cls): kind for kind, known in classes.items() for cls in known}
-        for each in gc.get_referrers(*chain(*classes.values())):
+        found = gc.get_referrers(*chain(*classes.values()), *((torch.Tensor, nn.Parameter) if first else ()))
+        if first:
+            self._copies.follow(found)
+        for each in found:
             if id(type(each)) in kinds and id(each) not in self._followed:
                 self._followed[id(each)] = _Followed(each, kinds[id(type(each))])
 

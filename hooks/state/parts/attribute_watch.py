@@ -81,6 +81,8 @@ class AttributeWatch:
         self._elsewhere = {id(each) for value in owners for each in value.saved_modules}
         #: The names of objects that a warning has named. One line an object is enough.
         self._told: set[str] = set()
+        #: Whether a warning has named tensors.
+        self.named_tensors = False
         self.begin()
 
     def add(self, owner: object, shapes: frozenset[torch.Size] = frozenset()) -> None:
@@ -110,6 +112,7 @@ class AttributeWatch:
             if self._row[key] == 2 and each.name not in self._told and self._is_lost(each):
                 found.append(each)
         self._told |= {each.name for each in found}
+        self.named_tensors = self.named_tensors or any(True for each in found for _ in _tensors(each.value))
         if found:
             log.warning(
                 "%s.%s%s changes during training, and no checkpoint has it: a resumed run begins with its initial value; %s [SG425]",

@@ -135,6 +135,85 @@ def test_registered_average_is_not_named(
     assert [line for line in said(caplog) if "SG425" in line] == []
 
 
+def as_a_module(script: Script) -> Any:
+    ema = copy.deepcopy(script.model)
+
+    def update() -> None:
+        with torch.no_grad():
+            for mean, weight in zip(ema.parameters(), script.model.parameters(), strict=True):
+                mean.mul_(0.9).add_(weight, alpha=0.1)
+
+    script.after = update
+    return ema
+
+
+def in_a_dict(script: Script) -> Any:
+    ema = {name: each.detach().clone() for name, each in script.model.named_parameters()}
+
+    def update() -> None:
+        for name, each in script.model.named_parameters():
+            ema[name].lerp_(each.detach(), 0.1)
+
+    script.after = update
+    return ema
+
+
+def in_slots(script: Script) -> Any:
+    class Slow:
+        __slots__ = ("weights",)
+
+        def __init__(self, weights: list[torch.Tensor]) -> None:
+            self.weights = weights
+
+    weights = [each.detach().clone() for each in script.model.parameters()]
+    slow = Slow(weights)
+
+    def update() -> None:
+        with torch.no_grad():
+            for mean, weight in zip(slow.weights, script.model.parameters(), strict=True):
+                mean.lerp_(weight, 0.5)
+
+    script.after = update
+    return slow
+
+
+COPIES = [as_a_module, in_a_dict, in_slots]
+
+
+@pytest.mark.parametrize("make", COPIES)
+def test_copy_of_weights_of_the_script_s_own_is_named_in_one_line(
+    make: Callable[[Script], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script()
+    kept = make(script)
+    script.run()
+    (line,) = said(caplog)
+    assert line.startswith(
+        "a copy of weights that training changes is not registered (4 tensors like those of model)"
+    )
+    assert "unless each turn makes it anew" in line
+    del kept
+
+
+@pytest.mark.parametrize(
+    ("make", "holder"),
+    [
+        (as_a_module, lambda ema: ema),
+        (as_a_module, Holder),
+        (in_a_dict, lambda ema: ema),
+        (in_slots, lambda slow: {"slow": slow.weights}),
+    ],
+)
+def test_registered_copy_is_not_named(
+    make: Callable[[Script], Any], holder: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script()
+    kept = make(script)
+    script.registered = {"ema": holder(kept)}
+    script.run()
+    assert [line for line in said(caplog) if "SG425" in line] == []
+
+
 def teacher(script: Script) -> Any:
     """A frozen teacher, whose batch statistics move all the same."""
     frozen = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8)).requires_grad_(False)
@@ -175,10 +254,39 @@ def other_training(script: Script) -> Any:
     return kept
 
 
+def set_anew(script: Script) -> Any:
+    """A copy for the losses of one turn, as of a proximal term."""
+    anchor = copy.deepcopy(script.model)
+    script.before = lambda: anchor.load_state_dict(script.model.state_dict())
+    return anchor
+
+
+def synchronized(script: Script) -> Any:
+    """A copy for evaluations, set behind each step."""
+    shown = [each.detach().clone() for each in script.model.parameters()]
+    script.after = lambda: [
+        one.copy_(each.detach()) for one, each in zip(shown, script.model.parameters(), strict=True)
+    ]
+    return shown
+
+
+def gathered(script: Script) -> Any:
+    """The last gradients, for a log."""
+    last = [torch.zeros_like(each) for each in script.model.parameters()]
+    script.after = lambda: [
+        one.copy_(each.grad if each.grad is not None else one)
+        for one, each in zip(last, script.model.parameters(), strict=True)
+    ]
+    return last
+
+
 STILL: list[Callable[[Script], Any]] = [
     teacher,
     probe,
     read_only,
+    set_anew,
+    synchronized,
+    gathered,
 ]
 
 
