@@ -273,7 +273,8 @@ class ResumableLoader:
                 if self._restores != restores:
                     raise StateError(
                         "an iterator of this loader was made before guard.restore(), and its batches are not those of the "
-                        "restored position: call iter(loader) after guard.restore() [SG417]"
+                        "restored position: call iter(loader) after guard.restore(), which guard.steps() else calls at its first turn, "
+                        "as in zip(guard.steps(total), loader) [SG417]"
                     )
                 watched = bool(first_draws.repeated)
                 first_draws.deliver()
