@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import re
+import sys
 import textwrap
 from contextlib import suppress
 from types import FrameType
@@ -128,3 +129,16 @@ def statements_at(frame: FrameType) -> list[ast.AST]:
         )
         found = next((each for each in inner if each.lineno <= line <= (each.end_lineno or 0)), None)
     return chain[::-1]
+
+
+def variable_of(frame: FrameType, name: str) -> Any:
+    """Return what a name stands for in a frame; None if nothing.
+
+    Before Python 3.13 a function's frame keeps the dict that `f_locals` returns, and so a batch and its activations, until the
+    function ends: it is emptied again. A tracer's is left alone.
+    """
+    held = frame.f_locals
+    value = held.get(name, frame.f_globals.get(name))
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict and sys.gettrace() is None:
+        held.clear()
+    return value

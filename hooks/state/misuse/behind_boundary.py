@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.sampler import RandomSampler
 
-from ..inventory.attribute_words import last_name, statements_at
+from ..inventory.attribute_words import last_name, statements_at, variable_of
 from ..inventory.reachable import dict_of
 from .loop_order import CallSite
+
+log = logging.getLogger("spotguard")
 
 #: Methods that change a container.
 _CHANGING = frozenset(
@@ -57,7 +60,7 @@ DRAWS = (
 
 
 def changed_behind(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    """Return what a round of the loop changes behind the boundary that it has marked.
+    """Return what a round of the loop changes behind the boundary that it has marked. It raises nothing: the script is any code.
 
     Args:
         frame: a frame of `guard.step()`.
@@ -66,6 +69,14 @@ def changed_behind(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[
     Returns:
         The message and its values: the name, the place of the change, and that of the call. None if nothing is found.
     """
+    try:
+        return _found(frame, values)
+    except Exception:
+        log.debug("the code behind guard.step() cannot be read", exc_info=True)
+        return None
+
+
+def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     while frame is not None and frame.f_code.co_filename.startswith(_HOOKS):
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
             return None  # a loop over `guard.steps()`, which calls it at the end of the body
@@ -212,7 +223,7 @@ def _value(node: ast.AST, frame: FrameType, bound: Mapping[str, str]) -> Any:
     if isinstance(node, ast.Name):
         if node.id in bound:
             return None
-        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+        return variable_of(frame, node.id)
     if isinstance(node, ast.Attribute):
         return dict_of(_value(node.value, frame, bound)).get(node.attr)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ....checkpoint.format.values.sameness import same
-from ...inventory.attribute_words import last_name, statements_at
+from ...inventory.attribute_words import last_name, statements_at, variable_of
 from .batch_mark import leaf_of
 from .generators import objects
 
@@ -187,7 +187,10 @@ class LoopUse:
 
     def resumes(self, passes: int, frame: types.FrameType) -> None:
         """Note the first iterator behind a restore, of which so many passes are over."""
-        if passes and (place := _counts_from_0(frame)):
+        place = ""
+        with suppress(Exception):  # the script is any code
+            place = _counts_from_0(frame) if passes else ""
+        if place:
             self._say(OVER, self.name, place, passes, self.name)
 
     def workers_drew(self) -> None:
@@ -292,7 +295,8 @@ def _counts_from_0(frame: types.FrameType | None) -> str:
                     or not _from_0(node.iter)
                 ):
                     return ""
-                if frame.f_locals.get(node.target.id) != 0:
+                at = variable_of(frame, node.target.id)
+                if type(at) is not int or at:
                     return ""
                 place = f"{os.path.basename(file)}:{node.lineno}"
         first = first and "site-packages" in file

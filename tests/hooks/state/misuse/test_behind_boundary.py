@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,40 @@ def test_a_guard_warns_once_of_what_neither_its_loop_nor_a_save_covers(
     assert said.startswith(
         "notes changes behind guard.step() in the same round of the loop (test_behind_boundary.py:"
     )
+
+
+def test_no_batch_of_the_script_is_kept_alive() -> None:
+    """A frame keeps what `f_locals` has returned."""
+
+    def train(script: Script) -> None:
+        for _ in range(1):
+            batch = torch.zeros(4)
+            seen.append(weakref.ref(batch))
+            script.step()
+            script.notes["best"] = 0.5
+            del batch
+            assert seen[0]() is None
+
+    seen: list[weakref.ref[torch.Tensor]] = []
+    script = Script()
+    train(script)
+    assert script.found[0] is not None
+
+
+class Proxy:
+    """As some packages have it: an object that answers for another, which is not there."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"no object is bound: {name}")
+
+
+def test_foreign_code_that_raises_is_no_error() -> None:
+    script, proxy = Script(nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 1))), Proxy()
+    for _ in range(1):
+        script.step()
+        print(list(map(id, [proxy])), id(proxy))
+        next(iter([proxy]), proxy)
+    assert script.found == [None]
 
 
 def test_a_registered_loader_that_shuffles_makes_training_draw() -> None:
