@@ -319,8 +319,9 @@ class StallWatch:
                 yield ranks[0].session, moved_at - self._told.pop(run)
 
     def limit(self, run: tuple[int, str]) -> float | None:
-        """Return the seconds without progress that are a stall of this run, where it stands now; None if no stall is looked for."""
-        return self._limit(run, ranks) if (ranks := self._runs.get(run, {}).values()) else None
+        """Return the seconds without progress that are a stall of this run, where it stands now; None if none is looked for."""
+        ranks = self._runs.get(run, {}).values()
+        return limit if ranks and (limit := self._limit(run, ranks)) < math.inf else None
 
     @property
     def standing(self) -> Collection[tuple[int, str]]:
@@ -376,9 +377,8 @@ class StallWatch:
         if self._silent(run, ranks):
             return SILENT
         if len(ranks) < max(each.session.world for each in ranks) and not _outside(ranks):
-            return max(
-                limit, self._first
-            )  # they wait for a rank of another machine, which may evaluate or save
+            # They wait for a rank of another machine, which may evaluate or save.
+            return max(limit, self._first)
         return limit
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..memory_access import unreadable
 from .carried_gradient import version
 
 #: The boundary behind that of the search. What each turn makes anew equals the weights of one of the two.
@@ -51,8 +52,9 @@ class WeightCopies:
         """Follow those of these objects that have the shape and type of a weight, from the first boundary on."""
         tensors = [each for each in found if id(type(each)) in _KINDS]
         for name, weights in self._weights.items():
-            self._followed[name] = [_FollowedTensor(each) for each in _like(weights, tensors)]
-            self._before[name] = _compared(weights).clone()
+            if not any(map(unreadable, weights)):
+                self._followed[name] = [_FollowedTensor(each) for each in _like(weights, tensors)]
+                self._before[name] = _compared(weights).clone()
 
     def look(self, boundary: int) -> None:
         """Note what has moved since the last look. On the training thread."""
@@ -105,7 +107,7 @@ def _like(weights: list[nn.Parameter], tensors: list[torch.Tensor]) -> Iterator[
     kinds = {(each.shape, each.dtype, each.device) for each in weights}
     for each in tensors:
         dense = each.layout is torch.strided and not each.is_inference() and each.is_leaf
-        like = dense and (each.shape, each.dtype, each.device) in kinds
+        like = dense and not unreadable(each) and (each.shape, each.dtype, each.device) in kinds
         if like and each.untyped_storage().data_ptr() not in own:
             yield each
 
@@ -117,11 +119,16 @@ def _compared(weights: list[nn.Parameter]) -> torch.Tensor:
     ).detach()
 
 
+def _are_read(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Return whether two tensors can be compared: a script may have freed the memory of one since."""
+    return one is not None and one.shape == other.shape and not (unreadable(one) or unreadable(other))
+
+
 def _equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.equal(one.detach(), other)
+    return one is not None and _are_read(one, other) and torch.equal(one.detach(), other)
 
 
 def _is_near(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    if one is None or one.shape != other.shape:
+    if one is None or not _are_read(one, other):
         return False
     return 0 < float((one.detach() - other).norm()) <= _NEAR * float(other.norm())

@@ -280,6 +280,18 @@ def gathered(script: Script) -> Any:
     return last
 
 
+def freed(script: Script) -> Any:
+    """Weights whose memory the script gives back between uses, as offloading does: reading them ends the process."""
+    offloaded = [each.detach().clone() for each in script.model.parameters()]
+
+    def free() -> None:
+        for each in offloaded:
+            each.untyped_storage().resize_(0)
+
+    script.after = free
+    return offloaded
+
+
 STILL: list[Callable[[Script], Any]] = [
     teacher,
     probe,
@@ -287,6 +299,7 @@ STILL: list[Callable[[Script], Any]] = [
     set_anew,
     synchronized,
     gathered,
+    freed,
 ]
 
 
