@@ -92,7 +92,7 @@ class Policy:
 
     @property
     def after_stall(self) -> str:
-        """What follows for a run that stands still for good, in words."""
+        """The words for what follows for a run that stands still for good."""
         rule = self.recover.get("stall")
         return f"--recover stall={rule.action} follows at twice the limit" if rule else "nothing is ended"
 

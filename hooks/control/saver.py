@@ -228,9 +228,11 @@ class Saver(SaveRequests):
         boundary_only = bool(self._state.boundary_only) or job.at_boundary
         held = True
         self._has_it(job)
-        if boundary_only and self._stands_committed(job):
-            job.saved = self._checkpointer.last  # its next guard.step() may be far away: training may be over
-            return
+        if boundary_only and self._coordinator is None and job.preemption is not None:
+            self._gate.close()
+            if (saved := self.committed) is not None and saved.level == "full":
+                job.saved = saved  # the next guard.step() may be far away: training may be over
+                return
         while True:
             job.scope.check()
             agreed = self._still.stand(job, boundary_only, held=held)
@@ -330,14 +332,6 @@ class Saver(SaveRequests):
         """
         if self._coordinator is not None and job.preemption is not None:
             job.saved = self.committed
-
-    def _stands_committed(self, job: SaveRequest) -> bool:
-        """Return whether a notice finds the only rank behind a boundary that is committed whole, before the next change."""
-        last = self._checkpointer.last
-        if self._coordinator is not None or job.preemption is None or last is None or last.level != "full":
-            return False
-        place = self._gate.close()
-        return last.step == place.completed and not place.dirty
 
     def _save(
         self, job: SaveRequest, agreed: SaveSpec, state: State | DeviceBoundary

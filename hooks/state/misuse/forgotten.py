@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from ..parts.attribute_watch import AttributeWatch
 from ..parts.wrappers import is_like_optimizer
 from .carried_gradient import version
 from .unregistered import few, within
-from .weight_copies import WeightCopies
+from .weight_copies import FollowedObject, WeightCopies
 
 log = logging.getLogger("spotguard")
 
@@ -279,26 +278,12 @@ class Forgotten:
         return [each for each in schedulers if id(each) not in below]
 
 
-class _Followed:
-    """An object of a kind, from look to look."""
+class _Followed(FollowedObject):
+    """An object of a kind."""
 
     def __init__(self, value: Any, kind: _Forgettable) -> None:
-        self.kind, self._ref = kind, weakref.ref(value)
-        self._mark = kind.mark(dict_of(value))
-        #: The looks in a row, up to the last one, at which it had moved.
-        self.row = 0
-
-    def look(self) -> bool:
-        """Note whether it has moved since the last look, and return whether it lives."""
-        if (value := self._ref()) is None:
-            return False
-        before, self._mark = self._mark, self.kind.mark(dict_of(value))
-        self.row = self.row + 1 if None not in (before, self._mark) and before != self._mark else 0
-        return True
-
-    @property
-    def value(self) -> Any:
-        return self._ref()
+        super().__init__(value, lambda each: kind.mark(dict_of(each)))
+        self.kind = kind
 
     @property
     def has_state(self) -> bool:

@@ -27,6 +27,32 @@ _MOST, _ELEMENTS = 5000, 2**22
 _KINDS = frozenset({id(torch.Tensor), id(nn.Parameter)})
 
 
+class FollowedObject:
+    """An object that is not kept alive, from look to look.
+
+    Args:
+        value: the object.
+        mark: returns what is equal while it stands still; None if nothing depends on it.
+    """
+
+    def __init__(self, value: Any, mark: Callable[[Any], Any]) -> None:
+        self._ref, self._mark_of, self._mark = weakref.ref(value), mark, mark(value)
+        #: The looks in a row, up to the last one, at which it had moved.
+        self.row = 0
+
+    def look(self) -> bool:
+        """Note whether it has moved since the last look, and return whether it lives."""
+        if (value := self._ref()) is None:
+            return False
+        before, self._mark = self._mark, self._mark_of(value)
+        self.row = self.row + 1 if None not in (before, self._mark) and before != self._mark else 0
+        return True
+
+    @property
+    def value(self) -> Any:
+        return self._ref()
+
+
 class WeightCopies:
     """The copies of the weights of registered modules that nothing registered holds.
 
@@ -44,7 +70,7 @@ class WeightCopies:
             and any(each.numel() <= _ELEMENTS for each in weights)
             and all(type(each) is nn.Parameter for each in weights)
         }
-        self._followed: dict[str, list[_FollowedTensor]] = {}
+        self._followed: dict[str, list[FollowedObject]] = {}
         #: The parameter of each module whose values are compared, as of the search.
         self._before: dict[str, torch.Tensor] = {}
 
@@ -53,7 +79,7 @@ class WeightCopies:
         tensors = [each for each in found if id(type(each)) in _KINDS]
         for name, weights in self._weights.items():
             if not any(map(unreadable, weights)):
-                self._followed[name] = [_FollowedTensor(each) for each in _like(weights, tensors)]
+                self._followed[name] = [FollowedObject(each, version) for each in _like(weights, tensors)]
                 self._before[name] = _compared(weights).clone()
 
     def look(self, boundary: int) -> None:
@@ -71,33 +97,12 @@ class WeightCopies:
             lacks: returns whether no save has a tensor.
         """
         for name, followed in self._followed.items():
-            weights = self._weights[name]
+            weights, compared = self._weights[name], _compared(self._weights[name])
             tensors = [each.value for each in followed if each.row >= 2]
             if Counter(each.shape for each in weights) - Counter(each.shape for each in tensors):
                 continue
-            if any(_is_near(each, _compared(weights)) and lacks(each) for each in tensors):
+            if any(_is_near(each, compared) and lacks(each) for each in tensors):
                 yield name, len(weights)
-
-
-class _FollowedTensor:
-    """A tensor, from look to look."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._ref, self._version = weakref.ref(tensor), version(tensor)
-        #: The looks in a row, up to the last one, at which it had moved.
-        self.row = 0
-
-    def look(self) -> bool:
-        """Note whether it has moved since the last look, and return whether it lives."""
-        if (tensor := self._ref()) is None:
-            return False
-        before, self._version = self._version, version(tensor)
-        self.row = self.row + 1 if before != self._version else 0
-        return True
-
-    @property
-    def value(self) -> Any:
-        return self._ref()
 
 
 def _like(weights: list[nn.Parameter], tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:

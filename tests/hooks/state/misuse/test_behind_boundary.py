@@ -27,7 +27,7 @@ DATA = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
 
 
 class Script:
-    """What the loops below train."""
+    """The values that the loops below train."""
 
     def __init__(self, module: nn.Module | None = None) -> None:
         self.model = module or nn.Linear(2, 1)
