@@ -199,6 +199,8 @@ class Forgotten:
         moved = [
             each for each in self._followed.values() if each.row >= 2 and each.kind.what not in self._told
         ]
+        alive = [each.value for each in moved]  # another thread may drop them meanwhile
+        moved = [each for each, value in zip(moved, alive, strict=True) if value is not None]
         if boundaries in _SEARCHED:
             self._search(first=boundaries == 1)
         owners = few(dict.fromkeys(self._names[id(each.optimizer)] for each in schedulers))

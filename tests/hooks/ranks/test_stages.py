@@ -44,7 +44,9 @@ def test_stages_that_are_steps_apart_save_one_step(
     gang: Gang, training: str, places: list[tuple[int, str]], step: int, folder: Path
 ) -> None:
     """Each stands there from before the notice until all have offered; whoever is behind then comes to the others."""
-    store, sign = folder / "store", folder / "reached.sign"
+    store = folder / "store"
+    sign = folder / "reached.sign"
+    begun = [folder / f"begun{rank}.sign" for rank in range(WORLD)]  # each has a boundary to save
     undisturbed = straight(gang, WORLD, "stages", folder, training=training)
     ahead = max(range(WORLD), key=lambda rank: (places[rank][0], rank == 0))
     with Machine(folder / "agent.sock") as machine:
@@ -52,12 +54,13 @@ def test_stages_that_are_steps_apart_save_one_step(
             WORLD,
             "stages",
             store,
+            *(event(rank, 1, "loading", "passes", sign=str(path)) for rank, path in enumerate(begun)),
             event(ahead, *places[ahead], "reaches", sign=str(sign)),
             *(event(rank, *place, "agreed") for rank, place in enumerate(places)),
             training=training,
             env={"SPOTGUARD_SOCKET": str(machine.socket)},
         )
-        until(sign.exists)
+        until(lambda: all(each.exists() for each in (sign, *begun)))
         machine.notice(20.0)
         said = gang.ended(range(WORLD))
     assert saved_together(gang, store, said) == step
