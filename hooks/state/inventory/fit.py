@@ -19,10 +19,10 @@ from ...checkpoint.format.values.placeholders import SavedObject, UnsavedValue, 
 from ..memory_access import copy_into, expanded, unreadable
 from ..sharding.fingerprint import crc_of
 from . import objects
-from .frozen import VIEW
+from .frozen import ALIAS, VIEW
 from .looks import unlike_layout
 from .objects import is_array
-from .ownership import Ownership
+from .ownership import Ownership, extent
 from .walk import ATOMS, Way, is_plain, place, walk
 
 _SETS, _LISTS, _DICTS = (set,), (list, deque, bytearray), (dict, OrderedDict, defaultdict, Counter)
@@ -117,12 +117,16 @@ class Filling:
     Args:
         dicts: by registered name, each dict with its saved tree; `NOTHING` for one that is not restored.
         ownership: returns the owners of the live values' memory, as they are now.
+        named: returns the tensors of other registered values by name, which have their saved values already.
     """
 
     def __init__(
-        self, dicts: Mapping[str, tuple[dict[Any, Any], Any]], ownership: Callable[[], Ownership]
+        self,
+        dicts: Mapping[str, tuple[dict[Any, Any], Any]],
+        ownership: Callable[[], Ownership],
+        named: Callable[[], Mapping[str, torch.Tensor]],
     ) -> None:
-        self._dicts = dicts
+        self._dicts, self._named = dicts, named
         self._find_ownership = ownership
         #: By what a live value is: what the saved values at its places are. Both are found before anything changes.
         self._saved_at: dict[Hashable, set[Hashable]] = {}
@@ -148,7 +152,7 @@ class Filling:
         return self._said
 
     def _find_shared(self) -> None:
-        self._ownership = self._find_ownership()
+        self._ownership, self._tensors = self._find_ownership(), self._named()
         for live, saved in self._dicts.values():
             kept = (("", each) for _, each in walk(live))
             for mark, here in kept if saved is NOTHING else _meetings(saved, live):
@@ -169,7 +173,7 @@ class Filling:
                 )
             return value
         value = self._placed_alone(saved, live, way, may_fill, mark)
-        if mark and mark != VIEW:
+        if mark and mark != VIEW and not mark.startswith(ALIAS):
             self._placed_as[mark] = value
             number, at, _ = mark.partition("+")
             memory = self._ownership.identity(value)[0] if at and value is live else object()
@@ -183,6 +187,12 @@ class Filling:
     def _placed_alone(self, saved: Any, live: Any, way: Way, may_fill: bool, mark: str) -> Any:
         """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
         owner = self._ownership
+        if mark.startswith(ALIAS) and (alias := self._alias(mark.removeprefix(ALIAS), saved)) is not None:
+            if isinstance(live, torch.Tensor) and extent(live) == extent(alias):
+                return live
+            if may_fill and owner.is_seen_beside(live):
+                self._say_replaced(way, f"was {mark.removeprefix(ALIAS)} itself when it was saved")
+            return alias
         alone = (
             len(self._saved_at.get(owner.identity(live)[0], ())) < 2
             and not owner.is_owned(live)
@@ -230,6 +240,12 @@ class Filling:
         if type(saved) is tuple and type(live) is tuple and len(live) == len(saved):
             return live if all(map(operator.is_, live, saved)) else saved
         return saved
+
+    def _alias(self, name: str, saved: torch.Tensor) -> torch.Tensor | None:
+        """Return the tensor of another registered value; None if it is there no more, or has not come back with the saved value."""
+        tensor = self._tensors.get(name)
+        alias = None if tensor is None else tensor.detach()
+        return alias if alias is not None and _takes(alias, saved) and _is_equal(alias, saved) else None
 
     def _place_below(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return a saved container with each of its values in its place."""

@@ -38,6 +38,8 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _MANY, _COUNTED = 500_000, frozenset({dict, list, tuple})
 #: The mark of a tensor or an array that is a part of other memory, which no registered dict has.
 VIEW = "view"
+#: The mark of a tensor that is one of a registered module's, or a registered one itself: this and the name of that.
+ALIAS = "="
 
 
 class Copies:
@@ -232,13 +234,19 @@ def _copied_fields(found: SavedObject, forms: Forms) -> Any:
     return _copied(found.value, forms) if found.kind in ("dataclass", "namedtuple") else freeze(found.value)
 
 
-def marks(all_copies: Collection[Copies]) -> dict[int, str]:
+def marks(all_copies: Collection[Copies], named: Mapping[str, torch.Tensor]) -> dict[int, str]:
     """Return, by the id of its copy, the mark of each value that is at several places, or shares memory with another one.
 
     The marks of two values begin with one number if they are one object, or share memory. The rest says how each lies there.
+
+    Args:
+        all_copies: the copies of all registered dicts.
+        named: the tensors of all other registered values, by name. What is one of them is marked with that name.
     """
     places = Counter(key for each in all_copies for key in (*each.of, *each.again))
     extents = {key: extent(each.of[key], *at) for each in all_copies for key, at in each.memory.items()}
+    owners = {extent(each): name for name, each in named.items()} if extents else {}
+    owners.pop(None, "")  # without elements, or freed
     lie = layouts({key: each for key, each in extents.items() if each is not None})
     members = Counter(run for run, _ in lie.values())
     numbers: dict[Hashable, int] = {}
@@ -246,7 +254,9 @@ def marks(all_copies: Collection[Copies]) -> dict[int, str]:
     for copies in all_copies:
         for key, copied in copies.of.items():
             run, layout = lie.get(key, (-1, ""))
-            if places[key] > 1 or members[run] > 1:
+            if (owner := owners.get(extents.get(key))) is not None:
+                found[id(copied)] = ALIAS + owner
+            elif places[key] > 1 or members[run] > 1:
                 number = numbers.setdefault(key if run < 0 else ("run", run), len(numbers))
                 found[id(copied)] = f"{number}{layout}"
             elif key in copies.views:

@@ -56,7 +56,7 @@ def extent(value: Any, address: int | None = None, steps: Sequence[int] = ()) ->
         address + sum(min(0, e) for e in ends),
         address + sum(max(0, e) for e in ends) + value.itemsize,
     )
-    several = [step for size, step in zip(value.shape, steps, strict=True) if size > 1]
+    several = tuple(step for size, step in zip(value.shape, steps, strict=True) if size > 1)
     return Extent(device, start, end, (value.dtype, *value.shape, several))
 
 

@@ -19,7 +19,7 @@ from ..inventory.inner_tensors import outlined
 from ..inventory.objects import attributes as attributes_of
 from ..inventory.reachable import SavedTensors, unsaved
 from ..inventory.walk import tensors_in
-from ..sharding.dtensor import KnownTensor, RankOf
+from ..sharding.dtensor import KnownTensor, RankOf, is_dtensor
 from .attribute_watch import AttributeWatch
 from .loaders import ResumableLoader
 from .loaders.generators import OwnGenerators
@@ -127,6 +127,9 @@ def build(values: Mapping[str, Any], ranks: RankOf) -> Registered:
     dicts = [part for part in parts if isinstance(part, DictPart)]
     for notes in dicts:
         notes.dicts, notes.others = dicts, lambda: _tensors_of(values.values(), used=True)
+        notes.named_tensors = lambda: {
+            each.name: each.tensor for each in named().values() if not is_dtensor(each.tensor)
+        }
 
     def lost() -> str:
         return _lost(read, beside, [*values.values()], wrappers)

@@ -226,12 +226,14 @@ class DictPart(Part):
         #: All registered dicts, which may hold one object at several places, and the tensors of all other values. The registry sets both.
         self.dicts: Sequence[DictPart] = (self,)
         self.others: Callable[[], Iterable[torch.Tensor]] = tuple
+        #: The tensors of modules, and registered ones, by the names that saves have for them. The registry sets it.
+        self.named_tensors: Callable[[], Mapping[str, torch.Tensor]] = dict
 
     def at_boundary(self) -> None:
         self._frozen = freeze_of(self.name, self._value, self.forms)
 
     def tree(self) -> Any:
-        return marked(self._frozen, marks(self._copies()))
+        return marked(self._frozen, marks(self._copies(), self.named_tensors()))
 
     def _copies(self) -> list[Copies]:
         """Return the copies of all registered dicts, which may be one object at several places, as of this part's boundary."""
@@ -271,7 +273,9 @@ class DictPart(Part):
 
     def filling(self, trees: Mapping[str, Any]) -> Filling:
         dicts = {part.name: (part._value, trees.get(part.name, NOTHING)) for part in self.dicts}
-        return Filling(dicts, lambda: Ownership(self.others(), [live for live, _ in dicts.values()]))
+        return Filling(
+            dicts, lambda: Ownership(self.others(), [live for live, _ in dicts.values()]), self.named_tensors
+        )
 
 
 class TensorPart(Part):

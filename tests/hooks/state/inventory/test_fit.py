@@ -387,6 +387,63 @@ def test_a_dict_begun_with_the_weights_does_not_overwrite_them() -> None:
     assert registered["notes"]["start"]["weight"].tolist() == [[7, 7], [7, 7]]
 
 
+def two_lives(start: Callable[[nn.Module], Any], keep: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
+    """Return the model of the second of two lives, and what its dict holds: the first life has kept that, and saved."""
+    store = WatchedStore()
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        notes: dict[str, Any] = {"start": start(model)}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with guarded(store, {"model": model, "optimizer": optimizer, "notes": notes}) as guard:
+            if guard.restore() == 0:
+                model(torch.randn(4, 2))
+                notes["start"] = keep(model)
+                guard.step()
+                guard.save()
+    return model, notes["start"]
+
+
+STARTS: dict[str, Callable[[nn.Module], Any]] = {
+    "nothing": lambda model: None,
+    "the weights": lambda model: model.state_dict(),
+    "a copy": lambda model: copy.deepcopy(model.state_dict()),
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda model: model.state_dict(),
+        lambda model: {name: each.data for name, each in model.named_parameters()},
+    ],
+    ids=["state_dict", "data"],
+)
+def test_weights_that_a_dict_held_without_a_copy_are_the_weights_again(
+    start: Callable[[nn.Module], Any], keep: Callable[[nn.Module], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, held = two_lives(start, keep)
+    with torch.no_grad():
+        model.get_parameter("0.weight").fill_(7)
+        model.get_parameter("1.bias").fill_(8)
+    assert held["0.weight"].tolist() == [[7, 7], [7, 7]]
+    assert held["1.bias"].tolist() == [8, 8]
+    assert (
+        "1.running_mean" not in held
+        or held["1.running_mean"].data_ptr() == model.get_buffer("1.running_mean").data_ptr()
+    )
+    assert [each.getMessage() for each in caplog.records if "notes" in each.getMessage()] == []
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_copy_of_the_weights_stays_a_copy(start: Callable[[nn.Module], Any]) -> None:
+    model, held = two_lives(start, lambda model: copy.deepcopy(model.state_dict()))
+    saved = held["0.weight"].tolist()
+    with torch.no_grad():
+        model.get_parameter("0.weight").fill_(7)
+    assert held["0.weight"].tolist() == saved
+
+
 def joined(notes: dict[str, dict[str, Any]], saved: dict[str, dict[str, Any]]) -> list[str]:
     """Put saved dicts back into live ones, all of one script; return what is said."""
     trees: dict[str, Any] = {}
