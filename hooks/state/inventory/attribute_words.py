@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import re
-import sys
 import textwrap
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 #: The keys from an object to a value: names of attributes, constants, `ITEM` for the one of a loop (with the source of what the
@@ -108,37 +105,3 @@ def shows(statement: ast.AST) -> bool:
         return all(map(shows, (*statement.body, *statement.orelse)))
     function = getattr(getattr(statement, "value", None), "func", None)
     return isinstance(statement, ast.Expr) and last_name(function) in SHOWING if function else False
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(file: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # a cell with a line for the shell
-        return ast.parse("")
-
-
-def statements_at(frame: FrameType) -> list[ast.AST]:
-    """Return the statement that a frame executes, and all that it is in, from the inside out; none if there is no source."""
-    line, chain = frame.f_lineno or 0, list[ast.AST]()
-    found: ast.AST | None = _parsed(frame.f_code.co_filename)
-    while found is not None:
-        chain.append(found)
-        inner = (
-            each for each in ast.iter_child_nodes(found) if isinstance(each, (ast.stmt, ast.excepthandler))
-        )
-        found = next((each for each in inner if each.lineno <= line <= (each.end_lineno or 0)), None)
-    return chain[::-1]
-
-
-def variable_of(frame: FrameType, name: str) -> Any:
-    """Return what a name stands for in a frame; None if nothing.
-
-    Before Python 3.13 a function's frame keeps the dict that `f_locals` returns, and so a batch and its activations, until the
-    function ends: it is emptied again. A tracer's is left alone.
-    """
-    held = frame.f_locals
-    value = held.get(name, frame.f_globals.get(name))
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict and sys.gettrace() is None:
-        held.clear()
-    return value

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.sampler import RandomSampler
 
-from ..inventory.attribute_words import last_name, statements_at, variable_of
+from ..inventory.attribute_words import last_name
+from ..inventory.call_stack import HOOKS, OURS, statements_at, variable_of
 from ..inventory.reachable import dict_of
 from .loop_order import CallSite
 
@@ -42,9 +43,6 @@ _NO_PASS = frozenset({"len", "print", "isinstance", "type", "id", "repr", "str"}
 _MOVING = frozenset({"step", "update"})
 #: A script's training is this deep below its loop at most.
 _FRAMES = 4
-#: The folders of the hooks, through which `guard.step()` comes here, and of all that is spotguard's.
-_HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_OURS = os.path.dirname(_HOOKS)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -77,14 +75,14 @@ def changed_behind(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[
 
 
 def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    while frame is not None and frame.f_code.co_filename.startswith(_HOOKS):
+    while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
             return None  # a loop over `guard.steps()`, which calls it at the end of the body
         frame = frame.f_back
     registered = {id(each): name for name, each in values.items()}
     boundary = ""
     for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_filename.startswith(_OURS):
+        if frame is None or frame.f_code.co_filename.startswith(OURS):
             return None  # an adapter's
         boundary = boundary or CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0).place
         behind, looped = _behind(frame)

@@ -9,6 +9,7 @@ from ..memory_access import unreadable
 from ..parts.attribute_watch import AttributeWatch
 from ..state_tensor import StateTensor
 from .forgotten import Forgotten
+from .rebound_names import ReboundNames
 
 log = logging.getLogger("spotguard")
 
@@ -25,7 +26,7 @@ class UnsavedState:
     def __init__(
         self,
         lost: Callable[[], str],
-        watches: Sequence[AttributeWatch | Forgotten],
+        watches: Sequence[AttributeWatch | Forgotten | ReboundNames],
         save_at_boundaries: Callable[[str], None],
     ) -> None:
         self._lost, self._watches, self._save_at_boundaries = lost, watches, save_at_boundaries

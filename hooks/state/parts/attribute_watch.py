@@ -200,14 +200,17 @@ def _marks(attributes: Iterable[Attribute]) -> Iterator[tuple[Any, Any, Attribut
     """Yield each attribute with what tells it from others, its shapes included, and what is equal while it has not changed."""
     for each in attributes:
         try:
-            tensors = [*_tensors(each.value)]
-            mark = [(id(t), t._version, 0 if unreadable(t) else t.data_ptr()) for t in tensors]
-            if numbers := _numbers(each.value):
-                mark.append(numbers)
+            shapes, mark = [t.shape for t in _tensors(each.value)], mark_of(each.value)
         except Exception:  # noqa: BLE001 - a circle, a container's own code, or another thread changes it
             continue
         if mark:
-            yield (each.name, each.key, *(t.shape for t in tensors)), mark, each
+            yield (each.name, each.key, *shapes), mark, each
+
+
+def mark_of(value: Any) -> list[Any]:
+    """Return what is equal while the tensors and the newest numbers in a value stand still; nothing if it has none."""
+    mark: list[Any] = [(id(t), t._version, 0 if unreadable(t) else t.data_ptr()) for t in _tensors(value)]
+    return [*mark, numbers] if (numbers := _numbers(value)) else mark
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

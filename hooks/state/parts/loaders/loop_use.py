@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ....checkpoint.format.values.sameness import same
-from ...inventory.attribute_words import last_name, statements_at, variable_of
+from ...inventory.attribute_words import last_name
+from ...inventory.call_stack import statements_at, variable_of
 from .batch_mark import leaf_of
 from .generators import objects
 
