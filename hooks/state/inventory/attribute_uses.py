@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
@@ -49,17 +50,37 @@ class Uses:
         self.given: dict[Keys, set[str]] = {}
         self.taken: dict[Keys, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
-        called = set[str]()
+        self._called = set[str]()
         self._sources: dict[tuple[int, str], tuple[str, list[ast.stmt]]] = {}
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
-            if ("step" in name or name in ("forward", "__call__")) and name not in called:
-                self.old, self.anew = set[str](), set[str]()
-                self._known: dict[tuple[str, int, frozenset[Keys]], frozenset[Keys] | None] = {}
-                with suppress(RecursionError):  # an expression of a thousand terms
-                    self.execute(name, 0, frozenset())
-                called |= {each for each, _, _ in self._known}
+            if ("step" in name or name in ("forward", "__call__")) and name not in self._called:
+                self._alone(name)
+                self._called |= {each for each, _, _ in self._known}
                 self.read |= self.old
                 self.changed |= self.grown | (self.anew & self.old)
+
+    def _alone(self, name: str) -> None:
+        """Execute a method by itself."""
+        self.old, self.anew = set[str](), set[str]()
+        self._known: dict[tuple[str, int, frozenset[Keys]], frozenset[Keys] | None] = {}
+        with suppress(RecursionError):  # an expression of a thousand terms
+            self.execute(name, 0, frozenset())
+
+    def grows_beside(self, key: str) -> bool:
+        """Return whether a method that no step calls changes an attribute by what it was, and that method or a step reads it."""
+        kept = self.grown, self.given, self.taken
+        try:
+            for name in {name for each in self._classes for name in vars(each)} - self._called:
+                method = next(vars(each)[name] for each in self._classes if name in vars(each))
+                code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
+                if key in getattr(code, "co_names", ()) and not name.startswith("__"):
+                    self.grown, self.given, self.taken = set(), {}, {}
+                    self._alone(name)
+                    if key in self.grown and key in self.old | self.read:
+                        return True
+        finally:
+            self.grown, self.given, self.taken = kept
+        return False
 
     def execute(self, name: str, first: int, fresh: frozenset[Keys]) -> frozenset[Keys] | None:
         """Execute a method, and return what is set anew behind it; None if it always raises.

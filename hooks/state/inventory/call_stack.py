@@ -15,6 +15,8 @@ from typing import Any
 #: The folders of the hooks, through which the script's calls come here, and of all that is spotguard's.
 HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OURS = os.path.dirname(HOOKS)
+#: Functions of a script, from the one that marks a boundary outwards.
+_FRAMES = 4
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,19 +58,49 @@ def _let_go(frame: FrameType, held: Any) -> None:
         held.clear()
 
 
-def scopes(frame: FrameType | None, most: int) -> Iterator[dict[str, Any]]:
+def grown_by_script(key: str) -> bool:
+    """Return whether a statement of the functions that call us, or of their files, changes an attribute by what it was."""
+    frame, files = _caller(sys._getframe(1)), set[str]()
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_filename.startswith(OURS):
+            break
+        files.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    return any(_grows(node, key) for file in files for node in ast.walk(_parsed(file)))
+
+
+def _grows(node: ast.AST, key: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    own = [each for each in targets if isinstance(each, ast.Attribute) and each.attr == key]
+    own = [
+        each for each in own if getattr(each.value, "id", "") != "self"
+    ]  # a class's own, which `attribute_uses.py` reads
+    if isinstance(node, ast.AugAssign) or not own or not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return isinstance(node, ast.AugAssign) and bool(own)
+    text = ast.unparse(own[0])
+    return node.value is not None and any(
+        ast.unparse(each) == text for each in ast.walk(node.value) if isinstance(each, ast.Attribute)
+    )
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame that is none of the hooks'."""
+    while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
+        frame = frame.f_back
+    return frame
+
+
+def scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """Yield the variables of the script's functions, from the one that calls us outwards, and then those of their modules.
 
     Nothing is yielded where one of spotguard's adapters calls the hooks: the variables around it are a framework's.
 
     Args:
         frame: a frame of the hooks.
-        most: the most functions.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
-        frame = frame.f_back
+    frame = _caller(frame)
     modules: dict[int, dict[str, Any]] = {}
-    for _ in range(most):
+    for _ in range(_FRAMES):
         if frame is None or frame.f_code.co_filename.startswith(OURS):
             break
         modules[id(frame.f_globals)] = frame.f_globals

@@ -30,8 +30,6 @@ from ..parts.attribute_watch import mark_of
 
 log = logging.getLogger("spotguard")
 
-#: Functions of a script, from the one that marks a boundary outwards.
-_FRAMES = 4
 #: The most items of a container, or attributes of an object, in which a name is looked for, and the most names of a frame.
 _ITEMS, _NAMES = 100, 20_000
 #: Limits of the search for the registered object in the other one.
@@ -87,7 +85,7 @@ class ReboundNames:
         self._rebound: dict[str, _Rebound] = {}
         try:
             names = {id(each): name for name, each in self._followed().items()}
-            for variables in scopes(sys._getframe(1), _FRAMES):
+            for variables in scopes(sys._getframe(1)):
                 for word, value in self._named(variables):
                     if (name := names.get(id(value))) is not None:
                         self._words[name].add(word)
@@ -141,7 +139,7 @@ class ReboundNames:
         """Yield each object that a function's names no longer stand for although nothing else there does."""
         asked = dict(followed)
         ids = {*map(id, followed.values()), *map(id, self._values.values())}
-        for variables in scopes(sys._getframe(1), _FRAMES):
+        for variables in scopes(sys._getframe(1)):
             if not asked:
                 return
             named = [*self._named(variables)]

@@ -19,6 +19,7 @@ from torch import nn
 
 from ..inventory import objects
 from ..inventory.attribute_uses import uses
+from ..inventory.call_stack import grown_by_script
 from ..inventory.reachable import SCRATCH, SavedTensors, may_be_state
 from ..inventory.walk import tensors_in
 from ..memory_access import unreadable
@@ -158,7 +159,9 @@ class AttributeWatch:
         shapes = self._around.get(each.name, (None, frozenset()))[1]
         tensors = [*_tensors(each.value)]
         if not tensors:
-            return reads and changes and not shapes and not self._has_container(each.value)
+            if shapes or self._has_container(each.value):
+                return False
+            return (reads and changes) or own.grows_beside(each.key) or (reads and grown_by_script(each.key))
         loose, kept = getattr(each.owner, "_non_persistent_buffers_set", ()), self._saved()
         unsaved = {t.shape for t in tensors if each.key in loose or not kept.has(t)}
         return bool(unsaved) and shapes <= unsaved and (reads or (grows and each.remedy is _AROUND))

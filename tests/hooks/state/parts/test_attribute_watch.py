@@ -511,6 +511,66 @@ STATE = [
 ]
 
 
+class OfScript(Scaled):
+    """Scales by a number that the script changes, or a method that the script calls."""
+
+    def first(self) -> Any:
+        return 1.0
+
+    def factor(self) -> Any:
+        return self.kept
+
+    def anneal(self) -> None:
+        self.kept *= 0.9
+
+    @torch.no_grad()
+    def moved(self) -> None:
+        self.kept = max(0.1, 0.9 * self.kept)
+
+
+class ByTurn(Scaled):
+    """Scales by a number that the script sets from the turn."""
+
+    rate = 1.0
+
+    def factor(self) -> Any:
+        return self.rate
+
+    def scale_by(self, value: float) -> None:
+        self.rate = value
+
+
+class Warm(Scaled):
+    """Counts the updates of its weight, which begin small."""
+
+    def first(self) -> Any:
+        return 0
+
+    def factor(self) -> Any:
+        return 1.0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.kept += 1
+        self.weight.mul_(1 - 1 / (10 + self.kept))
+
+    def count(self) -> None:
+        self.kept += 1
+        if self.kept % 100 == 0:
+            print(self.kept)
+
+    def text(self) -> str:
+        return f"{self.kept} updates"
+
+
+def halves(model: Any, turn: int) -> None:
+    model.kept /= 2
+
+
+def moves_on(model: Any, turn: int) -> None:
+    model.kept = 0.9 * model.kept
+
+
 class Metric(Scaled):
     """Has a `state_dict` of its own, as torchmetrics'."""
 
@@ -518,7 +578,16 @@ class Metric(Scaled):
         return super().state_dict(*args, **kwargs)
 
 
-def named(folder: Path, caplog: pytest.LogCaptureFixture, model: nn.Module, **more: Any) -> list[str]:
+Script = Callable[[Any, int], Any]
+
+
+def named(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    model: nn.Module,
+    script: Script = lambda model, turn: None,
+    **more: Any,
+) -> list[str]:
     seed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with guarded(folder, {"model": nn.Sequential(model), "optimizer": optimizer, **more}) as guard:
@@ -528,6 +597,7 @@ def named(folder: Path, caplog: pytest.LogCaptureFixture, model: nn.Module, **mo
             model.drop.p = 0.1 / (1 + turn)  # type: ignore[union-attr]
             model(torch.rand(4)).sum().backward()
             optimizer.step()
+            script(model, turn)
             guard.step()
     return [each.partition(" ")[0] for each in caplog.messages if "[SG425]" in each]
 
@@ -559,6 +629,50 @@ def test_value_that_a_forward_reads_as_an_earlier_turn_left_it_is_named(
 ) -> None:
     (name,) = named(folder, caplog, kind())
     assert name.endswith(".kept")
+
+
+@pytest.mark.parametrize(
+    ("kind", "script"),
+    [
+        (OfScript, lambda model, turn: model.anneal()),
+        (OfScript, lambda model, turn: model.moved()),
+        (OfScript, halves),
+        (OfScript, moves_on),
+        (Warm, lambda model, turn: model.update()),
+    ],
+    ids=[
+        "method",
+        "method with a decorator",
+        "script",
+        "script by an assignment",
+        "read where it is changed",
+    ],
+)
+def test_number_that_is_changed_by_what_it_was_beside_the_forward_is_named(
+    kind: Callable[[], nn.Module], script: Script, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, kind(), script) == ["model.0.kept"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        lambda model, turn: setattr(model, "rate", 0.9**turn),
+        lambda model, turn: model.scale_by(0.9**turn),
+    ],
+    ids=["by the turn", "by the turn, in a method"],
+)
+def test_number_that_a_script_sets_from_the_turn_is_not_named(
+    script: Script, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert named(folder, caplog, ByTurn(), script) == []
+
+
+def test_count_that_is_only_shown_is_not_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(Warm):
+        update = None  # type: ignore[assignment]
+
+    assert named(folder, caplog, Counts(), lambda model, turn: model.count()) == []
 
 
 @pytest.mark.parametrize("kind", [InDict, InTensors])

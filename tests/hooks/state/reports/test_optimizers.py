@@ -266,7 +266,7 @@ class Average(nn.Module):
             mean.lerp_(weight, 1 - decay)
 
 
-@report("lightly-ai/lightly-train#892", silent="a count that a module's own method reads is not watched")
+@report("lightly-ai/lightly-train#892", "average.updates changes during training, and no checkpoint has it")
 def updates_of_an_average(loop: Loop) -> None:
     """The count of updates is a plain number, and the decay begins anew."""
     average = Average(loop.model)
