@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spotguard.hooks.recorder.plan import VARIABLE
-from spotguard.prove.runner import Ground, ProveError, Runner, environment, write_startup
+from spotguard.prove.runner import Ground, ProveError, Runner, environment, wait, write_startup
 from spotguard.providers.clock import Clock, SystemClock
 from spotguard.providers.errors import UsageError
 
@@ -165,3 +167,37 @@ def test_the_directory_for_temporary_files_has_room_for_a_sockets_path(
     finally:
         shutil.rmtree(short)
     assert (life.returncode, life.last_words) == (0, "")
+
+
+class Interrupted(Exception):
+    """Raised by a handler."""
+
+
+def test_a_signal_that_wakes_another_thread_ends_the_wait() -> None:
+    """The main thread blocks already, and nothing interrupts its call, as if the signal had come right before it."""
+
+    def leave(signum: int, frame: object) -> None:
+        raise Interrupted
+
+    waits, release = threading.Event(), threading.Event()
+
+    class Waits(SystemClock):
+        def wait(self, event: threading.Event, timeout: float) -> bool:
+            waits.set()
+            return super().wait(event, timeout)
+
+    def life() -> None:
+        waits.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        release.wait()
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                with pytest.raises(Interrupted):
+                    wait([pool.submit(life)], Waits())
+            finally:
+                release.set()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

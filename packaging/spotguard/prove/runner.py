@@ -13,8 +13,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from spotguard.hooks.control.ending.sigterm import EX_TEMPFAIL
 from spotguard.hooks.recorder import startup
@@ -171,6 +173,19 @@ def environment(env: Mapping[str, str], plan: Path, scratch: Path, ground: Groun
         VARIABLE: str(plan),
     }
     return {**kept, **offline, **own}
+
+
+def wait(futures: Sequence[Future[Any]], clock: Clock) -> None:
+    """Wait on the main thread until one of the futures has raised, or all have ended.
+
+    A signal that comes right before the main thread blocks has its handler called when that wakes, so it wakes often. It takes no
+    lock that a life needs: an exception out of a handler may leave it taken.
+    """
+    ended, never = list[Future[Any]](), threading.Event()
+    for each in futures:
+        each.add_done_callback(ended.append)
+    while len(ended) < len(futures) and not any(each.exception() for each in [*ended]):
+        clock.wait(never, _LOOK)
 
 
 @dataclass(slots=True)

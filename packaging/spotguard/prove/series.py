@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -20,7 +20,7 @@ from spotguard.hooks.recorder.plan import Action, Place
 
 from . import copies
 from .record import Record
-from .runner import Ground, Life, ProveError, Runner
+from .runner import Ground, Life, ProveError, Runner, wait
 
 #: The copy's name in the series' directory.
 _COPY = "work"
@@ -184,7 +184,7 @@ class SeriesRunner:
             try:  # also around the starts: the pool's end waits for the lives that run by then
                 for each in series:
                     futures.append(pool.submit(self._live_through, each, judge, fail_fast))
-                wait(futures, return_when=FIRST_EXCEPTION)
+                wait(futures, self._runner.clock)
                 # In the order of the series: a life that the first error interrupted has no error of its own.
                 failed = [each for each in futures if each.done() and each.exception() is not None]
             except BaseException:  # Ctrl-C: end the lives too

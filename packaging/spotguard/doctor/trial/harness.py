@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotguard.prove import copies
-from spotguard.prove.runner import Ground, Life, Runner, write_startup
+from spotguard.prove.runner import Ground, Life, Runner, wait, write_startup
 from spotguard.providers.clock import Clock
 from spotguard.providers.errors import SpotguardError, UsageError
 
@@ -110,13 +110,14 @@ def run(
 
     with ThreadPoolExecutor(1, thread_name_prefix="spotguard-trial") as pool:
         try:
-            life = pool.submit(live).result()
+            life = pool.submit(live)
+            wait([life], clock)
+            return replace(trial, life=life.result(), memory=memory.peak)
         except SpotguardError as error:
             return replace(trial, error=error)
         except BaseException:
             stop.set()  # the pool's end waits until everything is removed
             raise
-        return replace(trial, life=life, memory=memory.peak)
 
 
 def _made(stack: ExitStack, prefix: str = "spotguard-trial-", folder: str | None = None) -> Path:

@@ -203,6 +203,13 @@ def _number(flag: str, text: str | None, default: int, least: int = 0) -> int:
     return default if text is None else parsers.at_least(least)(flag, text)
 
 
+def _code_within(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return a child's exit code; None if it has not ended within these seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        return child.wait(seconds)
+    return None
+
+
 def _call(command: Sequence[str], env: dict[str, str], *, apart: bool) -> int:
     """Run the command to its end and return its exit code.
 
@@ -219,5 +226,6 @@ def _call(command: Sequence[str], env: dict[str, str], *, apart: bool) -> int:
     for signum in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(signum, pass_on if apart else lambda *_: None)
     children.append(subprocess.Popen(command, env=env, start_new_session=apart))
-    code = children[0].wait()
+    while (code := _code_within(children[0], _LOOK)) is None:
+        pass  # a signal that came right before the wait has its handler called here
     return code if code >= 0 else 128 - code
