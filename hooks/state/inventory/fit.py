@@ -19,7 +19,7 @@ from ...checkpoint.format.values.placeholders import SavedObject, UnsavedValue, 
 from ..memory_access import copy_into, expanded, unreadable
 from ..sharding.fingerprint import crc_of
 from . import objects
-from .frozen import ALIAS, VIEW
+from .frozen import ALIAS, ITSELF, VIEW
 from .looks import unlike_layout
 from .objects import is_array
 from .ownership import Ownership, extent
@@ -187,11 +187,11 @@ class Filling:
     def _placed_alone(self, saved: Any, live: Any, way: Way, may_fill: bool, mark: str) -> Any:
         """Return the value that belongs at a place: the live one, filled or not, or the saved one."""
         owner = self._ownership
-        if mark.startswith(ALIAS) and (alias := self._alias(mark.removeprefix(ALIAS), saved)) is not None:
+        if mark.startswith(ALIAS) and (alias := self._alias(mark, saved)) is not None:
             if isinstance(live, torch.Tensor) and extent(live) == extent(alias):
                 return live
             if may_fill and owner.is_seen_beside(live):
-                self._say_replaced(way, f"was {mark.removeprefix(ALIAS)} itself when it was saved")
+                self._say_replaced(way, f"was {mark.lstrip(ALIAS)} itself when it was saved")
             return alias
         alone = (
             len(self._saved_at.get(owner.identity(live)[0], ())) < 2
@@ -241,11 +241,12 @@ class Filling:
             return live if all(map(operator.is_, live, saved)) else saved
         return saved
 
-    def _alias(self, name: str, saved: torch.Tensor) -> torch.Tensor | None:
+    def _alias(self, mark: str, saved: torch.Tensor) -> torch.Tensor | None:
         """Return the tensor of another registered value; None if it is there no more, or has not come back with the saved value."""
-        tensor = self._tensors.get(name)
-        alias = None if tensor is None else tensor.detach()
-        return alias if alias is not None and _takes(alias, saved) and _is_equal(alias, saved) else None
+        tensor = self._tensors.get(mark.lstrip(ALIAS))
+        if tensor is None or not (_takes(tensor.detach(), saved) and _is_equal(tensor, saved)):
+            return None
+        return tensor if mark.startswith(ITSELF) else tensor.detach()
 
     def _place_below(self, saved: Any, live: Any, way: Way, may_fill: bool) -> Any:
         """Return a saved container with each of its values in its place."""

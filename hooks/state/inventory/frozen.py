@@ -40,12 +40,14 @@ _MANY, _COUNTED = 500_000, frozenset({dict, list, tuple})
 VIEW = "view"
 #: The mark of a tensor that is one of a registered module's, or a registered one itself: this and the name of that.
 ALIAS = "="
+#: The same of a parameter itself, and not of its data.
+ITSELF = f"{ALIAS}{ALIAS}"
 
 
 class Copies:
     """The copies of one boundary, as far as a restore may fill their values, or put them at several places."""
 
-    __slots__ = ("again", "memory", "of", "views")
+    __slots__ = ("again", "memory", "of", "parameters", "views")
 
     def __init__(self) -> None:
         #: The copies, by the ids of the values.
@@ -53,6 +55,8 @@ class Copies:
         #: The ids of values that were met again, and of tensors and arrays that are parts of other memory.
         self.again: set[int] = set()
         self.views: set[int] = set()
+        #: The ids of tensors that are parameters.
+        self.parameters: set[int] = set()
         #: By the id of a tensor or an array: the address of its first element, and its strides.
         self.memory: dict[int, tuple[int, Sequence[int]]] = {}
 
@@ -60,6 +64,8 @@ class Copies:
         """Note the copy of a value."""
         if type(value) in _TENSORS and value.layout is torch.strided:
             self.memory[id(value)] = value.data_ptr(), value.stride()
+            if type(value) is torch.nn.Parameter:
+                self.parameters.add(id(value))
         elif is_array(value):
             self.memory[id(value)] = value.__array_interface__["data"][0], value.strides
         elif type(value) is tuple or not is_mutable(value):
@@ -255,7 +261,7 @@ def marks(all_copies: Collection[Copies], named: Mapping[str, torch.Tensor]) -> 
         for key, copied in copies.of.items():
             run, layout = lie.get(key, (-1, ""))
             if (owner := owners.get(extents.get(key))) is not None:
-                found[id(copied)] = ALIAS + owner
+                found[id(copied)] = (ITSELF if key in copies.parameters else ALIAS) + owner
             elif places[key] > 1 or members[run] > 1:
                 number = numbers.setdefault(key if run < 0 else ("run", run), len(numbers))
                 found[id(copied)] = f"{number}{layout}"

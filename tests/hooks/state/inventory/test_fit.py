@@ -435,6 +435,11 @@ def test_weights_that_a_dict_held_without_a_copy_are_the_weights_again(
     assert [each.getMessage() for each in caplog.records if "notes" in each.getMessage()] == []
 
 
+def test_parameters_in_a_list_are_the_parameters_again() -> None:
+    model, held = two_lives(lambda model: [], lambda model: [*model.parameters()])
+    assert all(one is other for one, other in zip(held, model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_copy_of_the_weights_stays_a_copy(start: Callable[[nn.Module], Any]) -> None:
     model, held = two_lives(start, lambda model: copy.deepcopy(model.state_dict()))
