@@ -27,7 +27,7 @@ from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import largest, prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.forgotten import Forgotten, SavedValues
-from .misuse.rebound_names import ReboundNames
+from .misuse.script.rebound_names import ReboundNames
 from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
 from .misuse.unregistered import parameter_names
@@ -360,7 +360,7 @@ class State:
 
     def restored(self) -> None:
         """Note that training begins, or returns to an earlier step. On the training thread."""
-        self.monitor.restored()
+        self.monitor.restored(resumed=self._resumed)
         self.passed, self.looks = 0, True
         self._unsaved.restored()
         for module in self._modules:

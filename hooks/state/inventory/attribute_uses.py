@@ -51,6 +51,7 @@ class Uses:
         self.taken: dict[Keys, set[str]] = {}
         names = {key for each in self._classes for key in vars(each)}
         self._called = set[str]()
+        self._beside: dict[str, bool] = {}
         self._sources: dict[tuple[int, str], tuple[str, list[ast.stmt]]] = {}
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
             if ("step" in name or name in ("forward", "__call__")) and name not in self._called:
@@ -68,6 +69,11 @@ class Uses:
 
     def grows_beside(self, key: str) -> bool:
         """Return whether a method that no step calls changes an attribute by what it was, and that method or a step reads it."""
+        if key not in self._beside:
+            self._beside[key] = self._grows_beside(key)
+        return self._beside[key]
+
+    def _grows_beside(self, key: str) -> bool:
         kept = self.grown, self.given, self.taken
         try:
             for name in {name for each in self._classes for name in vars(each)} - self._called:

@@ -8,15 +8,20 @@ import inspect
 import linecache
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from .attribute_words import last_name
 
 #: The folders of the hooks, through which the script's calls come here, and of all that is spotguard's.
 HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OURS = os.path.dirname(HOOKS)
 #: Functions of a script, from the one that marks a boundary outwards.
 _FRAMES = 4
+#: The same for the loop over passes.
+_AROUND = 6
 
 
 @functools.lru_cache(maxsize=8)
@@ -40,6 +45,10 @@ def statements_at(frame: FrameType) -> list[ast.AST]:
     return chain[::-1]
 
 
+#: The references in `_let_go` to a frame's dict of variables that only the frame, and we, have.
+_OURS_OF_LOCALS = 4
+
+
 def variable_of(frame: FrameType, name: str) -> Any:
     """Return what a name stands for in a frame; None if nothing."""
     held = frame.f_locals
@@ -48,65 +57,165 @@ def variable_of(frame: FrameType, name: str) -> Any:
     return value
 
 
+def variables_of(frame: FrameType) -> ChainMap[str, Any]:
+    """Return the variables of a frame, and behind them those of its module, as they are now."""
+    held = frame.f_locals
+    own = {**held}
+    _let_go(frame, held)
+    return ChainMap(own, frame.f_globals)
+
+
 def _let_go(frame: FrameType, held: Any) -> None:
-    """Empty what `f_locals` has returned.
+    """Empty what `f_locals` has returned, unless the script has it too, as what `locals()` returned.
 
     Before Python 3.13 a function's frame keeps that dict, and so a batch and its activations, until the function ends. A tracer's is
     left alone.
     """
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict and sys.gettrace() is None:
+    if (
+        frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        and type(held) is dict
+        and sys.getrefcount(held) <= _OURS_OF_LOCALS
+        and sys.gettrace() is None
+    ):
         held.clear()
 
 
-def grown_by_script(key: str) -> bool:
-    """Return whether a statement of the functions that call us, or of their files, changes an attribute by what it was."""
-    frame, files = _caller(sys._getframe(1)), set[str]()
+def script_functions(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the functions of the script, from this one outwards; none behind an adapter of spotguard's, which a framework calls."""
     for _ in range(_FRAMES):
         if frame is None or frame.f_code.co_filename.startswith(OURS):
-            break
-        files.add(frame.f_code.co_filename)
+            return
+        yield frame
         frame = frame.f_back
-    return any(_grows(node, key) for file in files for node in ast.walk(_parsed(file)))
 
 
-def _grows(node: ast.AST, key: str) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    own = [each for each in targets if isinstance(each, ast.Attribute) and each.attr == key]
-    own = [
-        each for each in own if getattr(each.value, "id", "") != "self"
-    ]  # a class's own, which `attribute_uses.py` reads
-    if isinstance(node, ast.AugAssign) or not own or not isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return isinstance(node, ast.AugAssign) and bool(own)
-    text = ast.unparse(own[0])
-    return node.value is not None and any(
-        ast.unparse(each) == text for each in ast.walk(node.value) if isinstance(each, ast.Attribute)
+def file_of(frame: FrameType) -> ast.Module:
+    """Return the source of a function's file; nothing if there is none."""
+    return _parsed(frame.f_code.co_filename)
+
+
+class AttributeSets(NamedTuple):
+    """The attributes that statements of a file set, without those of `__init__`.
+
+    Attributes:
+        grown: those of other objects than `self` that are changed by what they were.
+        anew: those that are set otherwise, each with the name of the class whose `self` has it; "" for other objects.
+    """
+
+    grown: frozenset[str]
+    anew: frozenset[tuple[str, str]]
+
+
+def attribute_sets(key: str, kind: type) -> tuple[bool, bool]:
+    """Return whether a script changes an attribute of a class's objects by what it was, and whether it sets it otherwise.
+
+    Asked are the files of the functions that call us, and those of the class.
+    """
+    files = {each.f_code.co_filename for each in script_functions(caller(sys._getframe(1)))}
+    files |= {getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in kind.__mro__[:-1]}
+    found = [_attribute_sets(file) for file in files if f"{os.sep}torch{os.sep}" not in file]
+    owners = {"", *(each.__name__ for each in kind.__mro__)}
+    return any(key in each.grown for each in found), any(
+        (name, key) in each.anew for each in found for name in owners
     )
 
 
-def _caller(frame: FrameType | None) -> FrameType | None:
+@functools.lru_cache(maxsize=64)
+def _attribute_sets(file: str) -> AttributeSets:
+    grown, anew = set[str](), set[tuple[str, str]]()
+    waiting: list[tuple[ast.AST, str, bool]] = [(_parsed(file), "", False)]
+    while waiting:
+        node, kind, begins = waiting.pop()
+        if isinstance(node, ast.ClassDef):
+            kind = node.name
+        elif isinstance(node, ast.FunctionDef):
+            begins = node.name == "__init__"
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        held: Any = (
+            getattr(node, "value", None)
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+            else None
+        )
+        for each in (
+            part for target in targets for part in getattr(target, "elts", [target]) if held is not None
+        ):
+            if isinstance(each, ast.Attribute):
+                own, text = last_name(each.value) == "self", ast.unparse(each)
+                if isinstance(node, ast.AugAssign) or any(
+                    text == ast.unparse(one) for one in ast.walk(held) if isinstance(one, ast.Attribute)
+                ):
+                    grown |= set() if own else {each.attr}
+                elif not begins:
+                    anew.add((kind if own else "", each.attr))
+        waiting += [(each, kind, begins) for each in ast.iter_child_nodes(node)]
+    return AttributeSets(frozenset(grown), frozenset(anew))
+
+
+def caller(frame: FrameType | None) -> FrameType | None:
     """Return the first frame that is none of the hooks'."""
     while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
         frame = frame.f_back
     return frame
 
 
-def scopes(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+def counts_from_0(frame: FrameType | None, *, inside: bool = False) -> str:
+    """Return the place of the outermost loop around a frame if each of them is at the 0 of its range; "" if not, or in doubt.
+
+    Args:
+        inside: whether the frame stands in the body of its innermost loop, and not where that begins.
+    """
+    place, first = "", not inside
+    for _ in range(_AROUND):
+        if frame is None:
+            break
+        file = frame.f_code.co_filename
+        if "site-packages" in file and f"{os.sep}tqdm{os.sep}" not in file:
+            break  # the script is called by a library, or a library has the loop
+        # The first one is the loop whose iterator is made.
+        for node in statements_at(frame)[first:] if "site-packages" not in file else []:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                break
+            if isinstance(node, (ast.While, ast.For)):
+                if (
+                    not isinstance(node, ast.For)
+                    or not isinstance(node.target, ast.Name)
+                    or not _from_0(node.iter)
+                ):
+                    return ""
+                at = variable_of(frame, node.target.id)
+                if type(at) is not int or at:
+                    return ""
+                place = f"{os.path.basename(file)}:{node.lineno}"
+        first = first and "site-packages" in file
+        frame = None if frame.f_code.co_name == "<module>" else frame.f_back
+    return place
+
+
+def _from_0(values: ast.expr) -> bool:
+    """Return whether an expression is a range from 0, perhaps in a progress bar."""
+    if not isinstance(values, ast.Call) or not values.args:
+        return False
+    name = last_name(values.func)
+    if name in ("range", "trange"):
+        begin = values.args[0] if len(values.args) > 1 else None
+        return begin is None or (isinstance(begin, ast.Constant) and begin.value == 0)
+    return name == "tqdm" and _from_0(values.args[0])
+
+
+def scopes(frame: FrameType | None) -> Iterator[tuple[CodeType | None, dict[str, Any]]]:
     """Yield the variables of the script's functions, from the one that calls us outwards, and then those of their modules.
 
     Nothing is yielded where one of spotguard's adapters calls the hooks: the variables around it are a framework's.
 
     Args:
         frame: a frame of the hooks.
+
+    Returns:
+        A function's code with its variables; None with those of a module.
     """
-    frame = _caller(frame)
     modules: dict[int, dict[str, Any]] = {}
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_filename.startswith(OURS):
-            break
-        modules[id(frame.f_globals)] = frame.f_globals
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            held = frame.f_locals
-            yield {**held}
-            _let_go(frame, held)
-        frame = frame.f_back
-    yield from modules.values()
+    for each in script_functions(caller(frame)):
+        modules[id(each.f_globals)] = each.f_globals
+        if each.f_code.co_flags & inspect.CO_OPTIMIZED:
+            yield each.f_code, dict(variables_of(each).maps[0])
+    yield from ((None, each) for each in modules.values())

@@ -23,9 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
-from .behind_boundary import changed_behind
 from .carried_gradient import CarriedGradient
 from .loop_order import LoopOrder, Misplaced, call_path
+from .script.loop_source import mistakes
 from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
 
 log = logging.getLogger("spotguard")
@@ -124,7 +124,7 @@ class StepMonitor:
         self._most, self._look_at = 0, _STEPS
         #: Monotonic seconds at which the time without a boundary begins. None: it begins at the next clock reading.
         self._since: float | None = None
-        self._restored = False
+        self._restored = self._resumed = False
         self._warned: set[str] = set()
         self._misuse: dict[str, str] = {}
         #: Optimizer steps since the last boundary; before the first boundary, since training began.
@@ -191,8 +191,9 @@ class StepMonitor:
 
     # --- the training thread ---
 
-    def restored(self) -> None:
-        """Start anew: training begins, or returns to an earlier step."""
+    def restored(self, *, resumed: bool = False) -> None:
+        """Start anew: training begins, or returns to an earlier step, or goes on from a checkpoint (`resumed`)."""
+        self._resumed = resumed
         with self._lock:
             self._restored, self.marked, self.steps = True, False, 0
             self._since, self._look_at = self._now(), max(_STEPS, _TIMES * self._most)
@@ -350,9 +351,9 @@ class StepMonitor:
         if self._order is not None:
             # Skip this function, `_guarded` and `boundary`; the next frame is `guard.step()`.
             frame = sys._getframe(3)
-            if self._order.begins and (change := changed_behind(frame, self._values)) is not None:
-                self._misuse.setdefault("order", change[0] % change[1:])
-                self._say(*change)
+            for what in mistakes(frame, self._values, resumed=self._resumed) if self._order.begins else ():
+                self._misuse.setdefault("order", what[0] % what[1:])
+                self._say(*what)
             if (misplaced := self._order.boundary(call_path(frame))) is not None:
                 self._misplaced(misplaced)
             if self._order.done:

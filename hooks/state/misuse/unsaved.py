@@ -9,7 +9,7 @@ from ..memory_access import unreadable
 from ..parts.attribute_watch import AttributeWatch
 from ..state_tensor import StateTensor
 from .forgotten import Forgotten
-from .rebound_names import ReboundNames
+from .script.rebound_names import ReboundNames
 
 log = logging.getLogger("spotguard")
 

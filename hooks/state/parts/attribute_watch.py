@@ -19,7 +19,7 @@ from torch import nn
 
 from ..inventory import objects
 from ..inventory.attribute_uses import uses
-from ..inventory.call_stack import grown_by_script
+from ..inventory.call_stack import attribute_sets
 from ..inventory.reachable import SCRATCH, SavedTensors, may_be_state
 from ..inventory.walk import tensors_in
 from ..memory_access import unreadable
@@ -161,7 +161,11 @@ class AttributeWatch:
         if not tensors:
             if shapes or self._has_container(each.value):
                 return False
-            return (reads and changes) or own.grows_beside(each.key) or (reads and grown_by_script(each.key))
+            if reads and changes:
+                return True
+            grown, anew = attribute_sets(each.key, each.owner.__class__)
+            # What something sets otherwise may be set anew in each turn, or by what was restored.
+            return not anew and (own.grows_beside(each.key) or (reads and grown))
         loose, kept = getattr(each.owner, "_non_persistent_buffers_set", ()), self._saved()
         unsaved = {t.shape for t in tensors if each.key in loose or not kept.has(t)}
         return bool(unsaved) and shapes <= unsaved and (reads or (grows and each.remedy is _AROUND))

@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.sampler import RandomSampler
 
-from ..inventory.attribute_words import last_name
-from ..inventory.call_stack import HOOKS, OURS, statements_at, variable_of
-from ..inventory.reachable import dict_of
-from .loop_order import CallSite
+from ...inventory.attribute_words import last_name
+from ...inventory.call_stack import HOOKS, OURS, statements_at
+from ..loop_order import CallSite
+from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 
 log = logging.getLogger("spotguard")
 
@@ -43,10 +43,6 @@ _NO_PASS = frozenset({"len", "print", "isinstance", "type", "id", "repr", "str"}
 _MOVING = frozenset({"step", "update"})
 #: A script's training is this deep below its loop at most.
 _FRAMES = 4
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-
 CHANGES = (
     "%s changes behind guard.step() in the same round of the loop (%s, behind %s), and a resumed run leaves that change out; call "
     "guard.step() at the end of the loop's body, or loop over guard.steps(total) [SG426]"
@@ -79,20 +75,20 @@ def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
             return None  # a loop over `guard.steps()`, which calls it at the end of the body
         frame = frame.f_back
-    registered = {id(each): name for name, each in values.items()}
     boundary = ""
     for _ in range(_FRAMES):
         if frame is None or frame.f_code.co_filename.startswith(OURS):
             return None  # an adapter's
         boundary = boundary or CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0).place
         behind, looped = _behind(frame)
-        if any(_saves(each, frame) for each in behind):
+        names = RegisteredNames(frame, values)
+        if any(_saves(each, names) for each in behind):
             return None  # a save by hand takes what is there then
         file = os.path.basename(frame.f_code.co_filename)
-        for name, line in _changes(behind, frame, registered, values):
+        for name, line in _changes(behind, names, values):
             return CHANGES, name, f"{file}:{line}", boundary
         if any(map(_trains_by_chance, values.values())):
-            for name, line in _draws(behind, frame):
+            for name, line in _draws(behind, names):
                 return DRAWS, name, f"{file}:{line}", boundary
         if looped:
             return None
@@ -105,64 +101,41 @@ def _behind(frame: FrameType) -> tuple[list[ast.stmt], bool]:
     behind: list[ast.stmt] = []
     chain = statements_at(frame)
     for outer, inner in zip(chain[1:], chain, strict=False):
-        if isinstance(outer, _SCOPES):
+        if isinstance(outer, SCOPES):
             break
         for block in ("body", "orelse", "finalbody"):
             statements = getattr(outer, block, None)
             if isinstance(statements, list) and inner in statements:
                 behind += statements[statements.index(inner) + 1 :]
-                if isinstance(outer, _LOOPS) and block == "body":
+                if isinstance(outer, LOOPS) and block == "body":
                     return behind, True
     return behind, False
 
 
-def _saves(statement: ast.stmt, frame: FrameType) -> bool:
+def _saves(statement: ast.stmt, names: RegisteredNames) -> bool:
     """Return whether a statement calls `guard.save()`."""
     calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
     asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "save")
-    return any(type(_value(each.value, frame, {})).__module__.startswith("spotguard.") for each in asked)
+    return any(type(names.value(each.value)).__module__.startswith("spotguard.") for each in asked)
 
 
 def _changes(
-    statements: list[ast.stmt], frame: FrameType, registered: Mapping[int, str], values: Mapping[str, Any]
+    statements: list[ast.stmt], names: RegisteredNames, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
     """Yield the registered name and the line of each change of a registered value."""
-    #: What the names of loops over parts of registered values stand for.
-    bound: dict[str, str] = {}
-
-    def owner(node: ast.AST) -> str:
-        """Return the registered name of the value that an expression is in; "" if there is none."""
-        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Name)):
-            if isinstance(node, ast.Name) and node.id in bound:
-                return bound[node.id]
-            value = _value(node, frame, bound)
-            attributes = dict_of(value) if value is not None else None
-            for each in (value, attributes):
-                if each is not None and id(each) in registered:
-                    return registered[id(each)]
-            if isinstance(node, ast.Name):
-                return ""
-            node = node.value
-        return ""
-
-    for node in _nodes(statements):
-        if (
-            isinstance(node, (ast.For, ast.AsyncFor))
-            and isinstance(node.target, ast.Name)
-            and (found := owner(node.iter))
-        ):
-            bound[node.target.id] = found
+    for node in nodes(statements):
+        names.bind(node)
         targets: list[ast.expr] = []
         if isinstance(node, (ast.Assign, ast.Delete)):
             targets = node.targets
         elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
             targets = [node.target]
         for target in targets:
-            name = owner(target.value) if isinstance(target, (ast.Subscript, ast.Attribute)) else ""
+            name = names.owner(target.value) if isinstance(target, (ast.Subscript, ast.Attribute)) else ""
             if name and not isinstance(values[name], nn.Module):
                 yield name, node.lineno
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = owner(node.func.value)
+            name = names.owner(node.func.value)
             if name and _moves(node.func.attr, values[name]):
                 yield name, node.lineno
 
@@ -175,20 +148,20 @@ def _trains_by_chance(value: Any) -> bool:
     return isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
-def _draws(statements: list[ast.stmt], frame: FrameType) -> Iterator[tuple[str, int]]:
+def _draws(statements: list[ast.stmt], names: RegisteredNames) -> Iterator[tuple[str, int]]:
     """Yield the name and the line of each pass over a DataLoader that draws its seed from torch's generator."""
-    for node in _nodes(statements):
+    for node in nodes(statements):
         asked: list[ast.expr] = [each.iter for each in getattr(node, "generators", ())]
         if isinstance(node, (ast.For, ast.AsyncFor)):
             asked = [node.iter]
         elif isinstance(node, ast.Call) and last_name(node.func) not in _NO_PASS:
             asked = [*node.args, *(each.value for each in node.keywords)]
-            function = _value(node.func, frame, {})
+            function = names.value(node.func)
             if isinstance(function, FunctionType):  # what it names itself
                 held = [(name, function.__globals__.get(name)) for name in function.__code__.co_names]
                 yield from ((name, node.lineno) for name, each in held if _seeds_by_chance(each))
         for each in asked:
-            if _seeds_by_chance(_value(each, frame, {})):
+            if _seeds_by_chance(names.value(each)):
                 yield last_name(each), node.lineno
 
 
@@ -203,29 +176,3 @@ def _moves(method: str, value: Any) -> bool:
     if isinstance(value, _CONTAINERS):
         return method in _CHANGING
     return method in _MOVING and hasattr(value, "load_state_dict")
-
-
-def _nodes(statements: list[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
-    """Yield what statements execute, in the order of the source, without what they only define."""
-    waiting: deque[ast.AST] = deque(statements)
-    while waiting:
-        node = waiting.popleft()
-        if not isinstance(node, _SCOPES):
-            if isinstance(node, (ast.stmt, ast.expr)):
-                yield node
-            waiting.extendleft(reversed([*ast.iter_child_nodes(node)]))
-
-
-def _value(node: ast.AST, frame: FrameType, bound: Mapping[str, str]) -> Any:
-    """Return what an expression stands for, without executing any code of the script; None if that is not known."""
-    if isinstance(node, ast.Name):
-        if node.id in bound:
-            return None
-        return variable_of(frame, node.id)
-    if isinstance(node, ast.Attribute):
-        return dict_of(_value(node.value, frame, bound)).get(node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        held = _value(node.value, frame, bound)
-        if type(held) is dict:
-            return held.get(node.slice.value)
-    return None

@@ -10,10 +10,12 @@ changed from one boundary to the next, and if the other object has nothing of it
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +23,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..inventory import objects
-from ..inventory.call_stack import scopes
-from ..inventory.reachable import MACHINERY, children_of, dict_of
-from ..inventory.walk import ATOMS, reach
-from ..memory_access import unreadable
-from ..parts.attribute_watch import mark_of
+from ...inventory import objects
+from ...inventory.call_stack import scopes
+from ...inventory.reachable import MACHINERY, children_of, dict_of
+from ...inventory.walk import ATOMS, reach
+from ...memory_access import unreadable
+from ...parts.attribute_watch import mark_of
 
 log = logging.getLogger("spotguard")
 
@@ -45,9 +47,6 @@ REBOUND = (
 _KEEP = "change the registered object, and make no other one in its place"
 _REMEDIES = (
     (dict, "change the registered dict itself, as in %s.update(…)"),
-    (list, "change the registered list itself, as in %s[:] = …"),
-    (set, "change the registered set itself, as in %s.clear() and %s.update(…)"),
-    (deque, "change the registered deque itself, as in %s.clear() and %s.extend(…)"),
     (torch.Tensor, "change the registered tensor itself, as in %s.copy_(…) under torch.no_grad()"),
     (nn.Module, "change the registered module itself, as in %s.load_state_dict(…)"),
     (LRScheduler, "make all schedulers before spotguard.register(…), and register each of them"),
@@ -58,8 +57,9 @@ class _Rebound(NamedTuple):
     """A registered object whose names stand for another one."""
 
     word: str
-    #: What is equal while the registered object stands still.
+    #: What is equal while the registered object stands still, and while the name stands for the same other one.
     mark: Any
+    other: Any
 
 
 class ReboundNames:
@@ -71,10 +71,15 @@ class ReboundNames:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        #: By name, the id of each object that a name may stand for: a registered one, or one that a registered container holds.
-        self._ids = {name: id(each) for name, each in self._all()}
-        #: By the same name, the words that stood for the object, as in `ema` or `self.ema`. The script may call it as it registers it.
-        self._words: dict[str, set[str]] = {name: {name} & {*values} for name in self._ids}
+        #: Another optimizer in the place of one is seen when it steps.
+        self._followed = {
+            name: each
+            for name, each in values.items()
+            if isinstance(each, (dict, torch.Tensor))
+            or (hasattr(type(each), "load_state_dict") and not isinstance(each, Optimizer))
+        }
+        #: By registered name, the words that stood for the object, as in `ema` or `self.ema`, each with the function; None in a module.
+        self._words: dict[str, set[tuple[CodeType | None, str]]] = {name: set() for name in self._followed}
         self._told = set[str]()
         #: Whether the search has ended by an error.
         self._ended = False
@@ -84,11 +89,11 @@ class ReboundNames:
         """Learn the names that stand for the objects now."""
         self._rebound: dict[str, _Rebound] = {}
         try:
-            names = {id(each): name for name, each in self._followed().items()}
-            for variables in scopes(sys._getframe(1)):
+            names = {id(each): name for name, each in self._followed.items()}
+            for code, variables in scopes(sys._getframe(1)):
                 for word, value in self._named(variables):
                     if (name := names.get(id(value))) is not None:
-                        self._words[name].add(word)
+                        self._words[name].add((code, word))
         except Exception:
             log.debug("the names of the script cannot be read", exc_info=True)
 
@@ -108,50 +113,48 @@ class ReboundNames:
 
     def _look(self) -> None:
         before, self._rebound = self._rebound, {}
-        followed = self._followed()
-        for name, each in self._find(followed):
+        for name, each in self._find():
             self._rebound[name] = each
-            if name in before and before[name].mark == each.mark and name not in self._told:
+            known = before.get(name)
+            # What was made once, before the loop, a resumed run makes again.
+            if (
+                known is not None
+                and known.mark == each.mark
+                and known.other != each.other
+                and name not in self._told
+            ):
                 self._told.add(name)
-                value = followed[name]
+                value = self._followed[name]
                 remedy = next((words for kind, words in _REMEDIES if isinstance(value, kind)), _KEEP)
                 kind = type(value).__name__
                 log.warning(REBOUND, each.word, kind, name, remedy.replace("%s", each.word))
 
-    def _all(self) -> Iterator[tuple[str, Any]]:
-        """Yield each registered object that keeps state, and what registered containers hold of such."""
-        for name, value in self._values.items():
-            inner = _items(value) if type(value) in (dict, list) else []
-            for word, each in ((name, value), *((f"{name}[{key!r}]", each) for key, each in inner)):
-                # Another optimizer in the place of one is seen when it steps.
-                if (
-                    isinstance(each, (*_CONTAINERS, torch.Tensor))
-                    or objects.is_array(each)
-                    or (hasattr(type(each), "load_state_dict") and not isinstance(each, Optimizer))
-                ):
-                    yield word, each
-
-    def _followed(self) -> dict[str, Any]:
-        """Return the objects that are still where they were."""
-        return {name: each for name, each in self._all() if self._ids.get(name) == id(each)}
-
-    def _find(self, followed: Mapping[str, Any]) -> Iterator[tuple[str, _Rebound]]:
+    def _find(self) -> Iterator[tuple[str, _Rebound]]:
         """Yield each object that a function's names no longer stand for although nothing else there does."""
-        asked = dict(followed)
-        ids = {*map(id, followed.values()), *map(id, self._values.values())}
-        for variables in scopes(sys._getframe(1)):
-            if not asked:
-                return
-            named = [*self._named(variables)]
+        asked, ids = dict(self._followed), {*map(id, self._values.values())}
+        for code, variables in scopes(sys._getframe(1)):
+            named = [*self._named(variables)] if asked else []
             here, values = {id(each) for _, each in named}, dict(named)
             for name, each in [*asked.items()]:
-                others = [(word, values[word]) for word in self._words[name] if word in values]
+                others = [(word, values[word]) for word in self._words_in(code, name) if word in values]
                 others = [(w, v) for w, v in others if id(v) not in ids and _are_alike(v, each)]
                 if id(each) in here or any(_has(other, each) for _, other in others):
                     del asked[name]
                 elif others:
                     del asked[name]
-                    yield name, _Rebound(others[0][0], _mark(each))
+                    word, other = min(others, key=lambda found: found[0])
+                    yield name, _Rebound(word, _mark(each), (id(other), _mark(other)))
+
+    def _words_in(self, code: CodeType | None, name: str) -> set[str]:
+        """Return the words in a function that may stand for an object: they did, or its caller has passed it, or it is an outer variable."""
+        known = self._words[name]
+        here = {word for where, word in known if where is code}
+        if code is not None:
+            given = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars}
+            here |= {
+                word for word in {name, *(word for _, word in known)} if re.split(r"\W", word)[0] in given
+            }
+        return here
 
     def _named(self, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Yield variables of a function or a module, and what their values hold, each with its word."""

@@ -5,10 +5,8 @@ A turn ends at a boundary. A loader that only an evaluation reads delivers in fe
 
 from __future__ import annotations
 
-import ast
 import gc
 import logging
-import os
 import sys
 import threading
 import types
@@ -22,8 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ....checkpoint.format.values.sameness import same
-from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import statements_at, variable_of
+from ...inventory.call_stack import counts_from_0
 from .batch_mark import leaf_of
 from .generators import objects
 
@@ -68,8 +65,6 @@ OVER = (
     "%s: the loop at %s counts from 0 again, and its epoch is %d here, so the resumed run trains more passes than an uninterrupted one; "
     "write `for epoch in range(%s.epoch, …)`"
 )
-#: Frames outside the one that makes an iterator, in which the loop over passes may be.
-_FRAMES = 6
 
 
 class LoopUse:
@@ -190,7 +185,7 @@ class LoopUse:
         """Note the first iterator behind a restore, of which so many passes are over."""
         place = ""
         with suppress(Exception):  # the script is any code
-            place = _counts_from_0(frame) if passes else ""
+            place = counts_from_0(frame) if passes else ""
         if place:
             self._say(OVER, self.name, place, passes, self.name)
 
@@ -274,46 +269,6 @@ class LoopUse:
         if message not in self._said:
             self._said.add(message)
             log.warning(message, *values)
-
-
-def _counts_from_0(frame: types.FrameType | None) -> str:
-    """Return the place of the outermost loop around a frame if each of them is at the 0 of its range; "" if not, or in doubt."""
-    place, first = "", True
-    for _ in range(_FRAMES):
-        if frame is None:
-            break
-        file = frame.f_code.co_filename
-        if "site-packages" in file and f"{os.sep}tqdm{os.sep}" not in file:
-            break  # the script is called by a library, or a library has the loop
-        # The first one is the loop whose iterator is made.
-        for node in statements_at(frame)[first:] if "site-packages" not in file else []:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                break
-            if isinstance(node, (ast.While, ast.For)):
-                if (
-                    not isinstance(node, ast.For)
-                    or not isinstance(node.target, ast.Name)
-                    or not _from_0(node.iter)
-                ):
-                    return ""
-                at = variable_of(frame, node.target.id)
-                if type(at) is not int or at:
-                    return ""
-                place = f"{os.path.basename(file)}:{node.lineno}"
-        first = first and "site-packages" in file
-        frame = None if frame.f_code.co_name == "<module>" else frame.f_back
-    return place
-
-
-def _from_0(values: ast.expr) -> bool:
-    """Return whether an expression is a range from 0, perhaps in a progress bar."""
-    if not isinstance(values, ast.Call) or not values.args:
-        return False
-    name = last_name(values.func)
-    if name in ("range", "trange"):
-        begin = values.args[0] if len(values.args) > 1 else None
-        return begin is None or (isinstance(begin, ast.Constant) and begin.value == 0)
-    return name == "tqdm" and _from_0(values.args[0])
 
 
 def _holds_iterator(frame: types.FrameType | None) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spotguard.hooks.guard import Guard
-from spotguard.hooks.state.misuse.behind_boundary import CHANGES, DRAWS, changed_behind
+from spotguard.hooks.state.misuse.script.behind_boundary import CHANGES, DRAWS, changed_behind
 from spotguard.hooks.state.parts.loaders import ResumableLoader
 from tests.fakes.store import FakeStore
 from tests.fakes.training import guarded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,25 +72,15 @@ def a_tensor(training: Training) -> None:
             guard.step()
 
 
-def a_dict_that_one_turn_replaces(training: Training) -> None:
+def a_dict_that_some_turns_replace(training: Training) -> None:
     best: dict[str, Any] = {}
     with register(training, best=best) as guard:
         guard.restore()
-        for number in guard.steps(7):
+        for number in guard.steps(9):
             training.turn()
-            if number == 2:
+            if number % 3 == 2:
                 best = {"step": number}
     assert best
-
-
-def an_item_of_a_registered_dict(training: Training) -> None:
-    recent: deque[int] = deque()
-    notes = {"recent": recent}
-    with register(training, notes=notes) as guard:
-        guard.restore()
-        for number in guard.steps(3):
-            training.turn()
-            recent = deque([*recent, number])
 
 
 def a_scheduler(training: Training) -> None:
@@ -181,13 +170,7 @@ def a_global_name(training: Training) -> None:
     [
         (a_dict, "ema", "'ema'", "ema.update(…)"),
         (a_tensor, "ema", "'ema'", "ema.copy_(…)"),
-        (a_dict_that_one_turn_replaces, "best", "'best'", "best.update(…)"),
-        (
-            an_item_of_a_registered_dict,
-            "recent",
-            "\"notes['recent']\"",
-            "recent.clear() and recent.extend(…)",
-        ),
+        (a_dict_that_some_turns_replace, "best", "'best'", "best.update(…)"),
         (a_scheduler, "scheduler", "'scheduler'", "register each of them"),
         (a_module, "target", "'target'", "target.load_state_dict(…)"),
         (a_dict_around_the_loop, "ema", "'ema'", "ema.update(…)"),
@@ -257,6 +240,42 @@ def a_scheduler_around_it(training: Training) -> None:
             scheduler.step()
 
 
+def a_local_name_of_a_function(training: Training) -> None:
+    def epoch(guard: Guard) -> dict[str, float]:
+        for _ in range(2):
+            training.turn()
+            metrics = {"loss": float(torch.rand(()))}
+            guard.step()
+        return metrics
+
+    metrics = {"best": 1.0}
+    with register(training, metrics=metrics) as guard:
+        guard.restore()
+        for _ in range(3):
+            assert epoch(guard)
+
+
+def derived_before_the_loop(training: Training) -> None:
+    weights = torch.rand(2)
+    with register(training, weights=weights) as guard:
+        guard.restore()
+        weights = weights / weights.sum()
+        for _ in guard.steps(5):
+            training.turn()
+    assert weights.sum()
+
+
+def a_name_of_an_item(training: Training) -> None:
+    noise = torch.randn(3)
+    samples = {"noise": noise}
+    with register(training, samples=samples) as guard:
+        guard.restore()
+        for _ in guard.steps(5):
+            training.turn()
+            noise = torch.randn(2)
+    assert noise.numel()
+
+
 def a_view(training: Training) -> None:
     ema = training.model.weight.detach().clone()
     with register(training, ema=ema) as guard:
@@ -288,6 +307,9 @@ def a_name_for_what_is_only_read(training: Training) -> None:
         a_name_of_a_loop,
         a_scheduler_around_it,
         a_view,
+        a_local_name_of_a_function,
+        derived_before_the_loop,
+        a_name_of_an_item,
         a_name_for_what_is_only_read,
     ],
 )
@@ -312,3 +334,18 @@ def test_look_at_names_keeps_nothing_alive() -> None:
             del batch
     gc.collect()
     assert [each for each in refs if each() is not None] == []
+
+
+def test_dict_of_locals_stays_as_it_was() -> None:
+    """Before Python 3.13 that is the dict that the frame keeps."""
+
+    def train(clip: float = 1.0, steps: int = 3) -> None:
+        options = locals()
+        training = Training()
+        with register(training) as guard:
+            guard.restore()
+            for _ in guard.steps(options["steps"]):
+                training.turn()
+        assert options["clip"] == 1.0
+
+    train()

@@ -514,18 +514,26 @@ STATE = [
 class OfScript(Scaled):
     """Scales by a number that the script changes, or a method that the script calls."""
 
-    def first(self) -> Any:
-        return 1.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = 1.0
 
     def factor(self) -> Any:
-        return self.kept
+        return self.heat
 
     def anneal(self) -> None:
-        self.kept *= 0.9
+        self.heat *= 0.9
 
     @torch.no_grad()
     def moved(self) -> None:
-        self.kept = max(0.1, 0.9 * self.kept)
+        self.heat = max(0.1, 0.9 * self.heat)
+
+
+class Rewound(OfScript):
+    """Begins at the same number in each turn."""
+
+    def rewind(self) -> None:
+        self.heat = 1.0
 
 
 class ByTurn(Scaled):
@@ -543,32 +551,44 @@ class ByTurn(Scaled):
 class Warm(Scaled):
     """Counts the updates of its weight, which begin small."""
 
-    def first(self) -> Any:
-        return 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates = 0
 
     def factor(self) -> Any:
         return 1.0
 
     @torch.no_grad()
     def update(self) -> None:
-        self.kept += 1
-        self.weight.mul_(1 - 1 / (10 + self.kept))
+        self.updates += 1
+        self.weight.mul_(1 - 1 / (10 + self.updates))
+
+
+class Counts(Scaled):
+    """Counts what it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def factor(self) -> Any:
+        return 1.0
 
     def count(self) -> None:
-        self.kept += 1
-        if self.kept % 100 == 0:
-            print(self.kept)
+        self.seen += 1
+        if self.seen % 100 == 0:
+            print(self.seen)
 
     def text(self) -> str:
-        return f"{self.kept} updates"
+        return f"{self.seen} updates"
 
 
 def halves(model: Any, turn: int) -> None:
-    model.kept /= 2
+    model.heat /= 2
 
 
 def moves_on(model: Any, turn: int) -> None:
-    model.kept = 0.9 * model.kept
+    model.heat = 0.9 * model.heat
 
 
 class Metric(Scaled):
@@ -651,7 +671,8 @@ def test_value_that_a_forward_reads_as_an_earlier_turn_left_it_is_named(
 def test_number_that_is_changed_by_what_it_was_beside_the_forward_is_named(
     kind: Callable[[], nn.Module], script: Script, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert named(folder, caplog, kind(), script) == ["model.0.kept"]
+    (name,) = named(folder, caplog, kind(), script)
+    assert name in ("model.0.heat", "model.0.updates")
 
 
 @pytest.mark.parametrize(
@@ -669,10 +690,18 @@ def test_number_that_a_script_sets_from_the_turn_is_not_named(
 
 
 def test_count_that_is_only_shown_is_not_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Counts(Warm):
-        update = None  # type: ignore[assignment]
-
     assert named(folder, caplog, Counts(), lambda model, turn: model.count()) == []
+
+
+def test_number_that_each_turn_begins_anew_is_not_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def turn(model: Any, number: int) -> None:
+        model.rewind()
+        for _ in range(number):
+            model.anneal()
+
+    assert named(folder, caplog, Rewound(), turn) == []
 
 
 @pytest.mark.parametrize("kind", [InDict, InTensors])

@@ -1,0 +1,397 @@
+"""Numbers that a script counts in its loop, that training depends on, and that no checkpoint has.
+
+A resumed run counts from the first value again: of the updates of an average, of the steps of a schedule by hand, of turns without
+gain. The source of the functions around `guard.step()` tells what is counted, and what follows from it. In doubt nothing is named.
+A count that is only shown is no state, and neither is one that each turn begins anew, or that the script sets by what was restored.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType, FunctionType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...inventory.attribute_words import SHOWING, last_name, source_of
+from ...inventory.call_stack import HOOKS, caller, counts_from_0, file_of, script_functions, statements_at
+from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
+
+log = logging.getLogger("spotguard")
+
+#: The most statements and expressions of a loop that is read: 0.1 s.
+_MOST = 5_000
+#: The most names of one message.
+_FEW = 3
+#: Calls that ask a clock: what follows from one is a limit of this process.
+_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time"})
+#: Calls by which a script sets attributes that its source does not name.
+_SETTING = frozenset({"setattr", "update", "__setattr__"})
+#: Methods of optimizers that a count of micro-batches decides, which is 0 again at each boundary.
+_GATHERING = frozenset({"step", "zero_grad"})
+
+COUNTED = (
+    "%s (%s) begins anew in a resumed run, and training depends on it; keep it in a registered dict, as in progress = {'%s': 0}, or "
+    "compute it from the step's number [SG425]"
+)
+
+AGAIN = (
+    "the loop at %s counts from 0 again although training was resumed, so this run trains more steps than an uninterrupted one; write "
+    "`for step in range(guard.restore(), total)`, or loop over guard.steps(total)"
+)
+
+
+def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> str:
+    """Return the place of the loop around the first boundary of a resumed run, if that counts from 0; "" if not. It raises nothing."""
+    try:
+        inner = frame
+        while inner is not None and inner.f_code.co_filename.startswith(HOOKS):
+            if inner.f_code.co_flags & inspect.CO_GENERATOR:
+                return ""  # a loop over `guard.steps()`
+            inner = inner.f_back
+        place = counts_from_0(inner, inside=True)
+        return place if place and all(map(_has_a_fixed_end, script_functions(inner))) else ""
+    except Exception:
+        log.debug("the loop around guard.step() cannot be read", exc_info=True)
+        return ""
+
+
+def _has_a_fixed_end(frame: FrameType) -> bool:
+    """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else."""
+    loops, scope = _loops(frame)
+    for loop in loops:
+        if any(isinstance(each, (ast.Break, ast.Return)) for each in nodes([loop])):
+            return False
+        for end in getattr(getattr(loop, "iter", None), "args", ()):
+            sets = [value for node in nodes(scope) for word, value in _assigned(node) if word == _word(end)]
+            fixed = isinstance(end, (ast.Constant, ast.Attribute)) or (sets and all(map(_is_number, sets)))
+            if not fixed:
+                return False
+    return True
+
+
+def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the counts of the loops around a boundary that a resumed run begins anew. It raises nothing: the script is any code.
+
+    Args:
+        frame: a frame of `guard.step()`.
+        values: the registered values, by name.
+
+    Returns:
+        The values of `COUNTED`: the names, the place of the first count, and its name. None if nothing is found.
+    """
+    try:
+        found = {
+            word: place for each in script_functions(caller(frame)) for word, place in _counted(each, values)
+        }
+    except Exception:
+        log.debug("the loop around guard.step() cannot be read", exc_info=True)
+        return None
+    if not found:
+        return None
+    more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
+    first = next(iter(found))
+    return ", ".join([*found][:_FEW]) + more, found[first], _last(first)
+
+
+def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
+    """Return the loops around the statement that a function executes, from the inside out, and all of the function's statements."""
+    loops: list[ast.AST] = []
+    for each in statements_at(frame):
+        if isinstance(each, LOOPS):
+            loops.append(each)
+        elif isinstance(each, (*SCOPES, ast.Module)):
+            return loops, getattr(each, "body", [])
+    return loops, []
+
+
+def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the word and the place of each such count in a function."""
+    loops, scope = _loops(frame)
+    inside = [*nodes(loops[-1:])]
+    if not 0 < len(inside) <= _MOST:
+        return
+    counts: dict[str, list[Any]] = {}
+    for node in inside:
+        for word in _changed_by_itself(node):
+            counts.setdefault(word, []).append(node)
+    if not counts:
+        return
+    names = RegisteredNames(frame, values)
+    for node in inside:
+        names.bind(node)
+    turn = _TurnBlocks(statements_at(frame), loops[-1])
+    begun, whole = _begun(nodes(scope)), _begun(ast.walk(file_of(frame)))
+    for word, changes in sorted(counts.items(), key=lambda found: found[1][0].lineno):
+        known = _parsed(word)
+        if type(names.value(known)) not in (int, float) or names.owner(known):
+            continue
+        # An attribute may be set in any object's name: its class may do it.
+        sets = (whole if "." in word else begun).sets.get(_key(word))
+        doubts = whole.doubts if "." in word else begun.doubts
+        if (
+            not sets
+            or not all(map(_is_number, sets))
+            or word in doubts | whole.shared
+            or ("." in word and "" in doubts)
+        ):
+            continue
+        if begun.grown[word] > len(changes) or turn.begins_anew(word, changes):
+            continue
+        if _matters(inside, word, names, values):
+            yield word, f"{os.path.basename(frame.f_code.co_filename)}:{changes[0].lineno}"
+
+
+class _Begun:
+    """What statements set."""
+
+    def __init__(self) -> None:
+        #: By `_key` the values that a name, or an attribute of any object, is set to; without what changes itself.
+        self.sets: dict[str, list[ast.expr]] = {}
+        #: How often a word is changed by what it was.
+        self.grown: Counter[str] = Counter()
+        #: Names that several functions set.
+        self.shared = set[str]()
+        #: Words with a value that is not known; "" for any attribute.
+        self.doubts = set[str]()
+
+
+def _begun(statements: Iterable[Any]) -> _Begun:
+    found = _Begun()
+    for node in statements:
+        found.grown.update(_changed_by_itself(node))
+        for word, value in _set_anew(node):
+            found.sets.setdefault(_key(word), []).append(value)
+        if isinstance(node, (ast.For, ast.NamedExpr)):
+            found.doubts |= _words(node.target)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            found.shared |= {*node.names}
+        elif isinstance(node, ast.Call) and last_name(node.func) in _SETTING and not _is_of_a_dict(node):
+            found.doubts.add("")
+        elif isinstance(node, ast.If) and any(isinstance(each, ast.Continue) for each in node.body):
+            found.doubts |= _words(node.test)  # the script leaves out what is done
+        elif isinstance(node, ast.AugAssign) and any(
+            last_name(each.func) in _CLOCKS for each in ast.walk(node.value) if isinstance(each, ast.Call)
+        ):
+            found.doubts.add(_word(node.target))
+    return found
+
+
+def _is_of_a_dict(call: ast.Call) -> bool:
+    """Return whether a call of `update` may change no attribute, as far as the source tells."""
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and last_name(function.value) not in ("__dict__",)
+        and last_name(getattr(function.value, "func", None)) != "vars"
+    )
+
+
+class _TurnBlocks:
+    """The loop around a boundary.
+
+    Args:
+        chain: the statement that marks the boundary, and all that it is in.
+        loop: the outermost loop.
+    """
+
+    def __init__(self, chain: list[ast.AST], loop: ast.AST) -> None:
+        self._chain = {*map(id, chain)}
+        #: By the id of a statement: what it is in, and the statements beside it.
+        self._blocks: dict[int, tuple[ast.AST, list[Any]]] = {}
+        for each in ast.walk(loop):
+            for block in (getattr(each, name, None) for name in ("body", "orelse", "finalbody")):
+                if isinstance(block, list):
+                    self._blocks |= {id(statement): (each, block) for statement in block}
+        self._boundary = next((each for each in chain if id(each) in self._blocks), None)
+
+    def begins_anew(self, word: str, changes: list[Any]) -> bool:
+        """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or before the boundary."""
+        if all(self._is_begun(each, word, boundary=False) for each in changes):
+            return True
+        return self._boundary is not None and self._is_begun(self._boundary, word, boundary=True)
+
+    def _is_begun(self, statement: Any, word: str, *, boundary: bool) -> bool:
+        """Return whether a statement before this one, in a block around it, sets the count, with no boundary between the two."""
+        while id(statement) in self._blocks:
+            outer, block = self._blocks[id(statement)]
+            here = block.index(statement)
+            marked = next((at for at, each in enumerate(block) if id(each) in self._chain), None)
+            for at, each in enumerate(block[:here]):
+                between = not boundary and marked is not None and at < marked <= here
+                if not between and any(known == word for known, _ in _set_anew(each)):
+                    return True
+            if boundary and isinstance(outer, LOOPS):
+                return False  # only a part of the turns would have set it
+            statement = outer
+        return False
+
+
+def _changed_by_itself(node: ast.AST) -> Iterator[str]:
+    """Yield the words of what a statement changes by what it was."""
+    if isinstance(node, ast.AugAssign):
+        if word := _word(node.target):
+            yield word
+    else:
+        for word, value in _assigned(node):
+            if word in _words(value):
+                yield word
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the word and the value of each plain name or attribute that a statement sets."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return
+    value: Any = node.value
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        held = (
+            value.elts
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(parts)
+            else [value] * len(parts)
+        )
+        for part, each in zip(parts, held, strict=True):
+            if word := _word(part):
+                yield word, each
+
+
+def _set_anew(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the same, without what changes itself."""
+    yield from ((word, value) for word, value in _assigned(node) if word not in _words(value))
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Return whether an expression is a number that no restore decides: `0`, `-1.0`, `float("inf")`, `math.inf`."""
+    if isinstance(value, ast.UnaryOp):
+        return _is_number(value.operand)
+    if isinstance(value, ast.Call):
+        return last_name(value.func) == "float" and all(map(_is_number, value.args))
+    return isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan")
+
+
+def _followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) -> set[str]:
+    """Return a word and all that follows from it in assignments, without those of the words that `leaves` is true for."""
+    made: dict[str, list[str]] = {}
+    for node in inside:
+        sets = [(_word(node.target), node.value)] if isinstance(node, ast.AugAssign) else _assigned(node)
+        for target, value in sets:
+            for each in _words(value) if target else ():
+                made.setdefault(each, []).append(target)
+    follows, waiting = {word}, [word]
+    while waiting:
+        for target in made.get(waiting.pop(), ()):
+            if target not in follows and not leaves(target):
+                follows.add(target)
+                waiting.append(target)
+    return follows
+
+
+def _matters(inside: list[Any], count: str, names: RegisteredNames, values: Mapping[str, Any]) -> bool:
+    """Return whether training surely depends on a count."""
+    follows = _followed(inside, count, lambda word: names.owner(_parsed(word)))
+    return any(_depends(node, follows, names, values) for node in inside)
+
+
+def _depends(node: Any, follows: set[str], names: RegisteredNames, values: Mapping[str, Any]) -> bool:
+    """Return whether a statement or an expression of training depends on what follows from a count."""
+    if isinstance(node, ast.While):
+        return bool(follows & _words(node.test))
+    if isinstance(node, ast.If):
+        asks = bool(follows & _words(node.test))
+        return asks and any(_acts(each, names, values) for each in nodes([*node.body, *node.orelse]))
+    if isinstance(node, (ast.Assign, ast.AugAssign)) and _changes(node, names):
+        return bool(follows & _words(node.value))
+    if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+        return bool(follows & _words(node.func.value))
+    given = [*node.args, *(each.value for each in node.keywords)]
+    counted = [at for at, each in enumerate(given) if follows & _words(each)]
+    if not counted:
+        return False
+    if names.owner(node.func):  # a registered object is called, or a method of it, or one of what it holds
+        return True
+    function = names.value(node.func)
+    return (
+        type(function) is FunctionType
+        and any(map(names.owner, given))
+        and any(_sets_by(function, at) for at in counted if at < len(node.args))
+    )
+
+
+def _sets_by(function: FunctionType, at: int) -> bool:
+    """Return whether a function changes something in place by what follows from one of its parameters."""
+    _, statements = source_of(function)
+    inside = [*nodes(statements)] if at < function.__code__.co_argcount else []
+    follows = _followed(inside, function.__code__.co_varnames[at], lambda word: False)
+    for node in inside:
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(each, (ast.Subscript, ast.Attribute)) for each in targets) and follows & _words(
+                node.value
+            ):
+                return True
+        elif (
+            isinstance(node, ast.Call)
+            and last_name(node.func).endswith("_")
+            and isinstance(node.func, ast.Attribute)
+        ) and any(follows & _words(each) for each in (*node.args, *(each.value for each in node.keywords))):
+            return True
+    return False
+
+
+def _changes(node: Any, names: RegisteredNames) -> bool:
+    """Return whether a statement sets a part of a registered value."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return any(
+        isinstance(each, (ast.Subscript, ast.Attribute)) and names.owner(each.value) for each in targets
+    )
+
+
+def _acts(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> bool:
+    """Return whether a statement that a count decides changes training: it ends the loop, or changes a registered value."""
+    if isinstance(node, (ast.Break, ast.Return)):
+        return True
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        return _changes(node, names)
+    function = getattr(node, "func", None)
+    owner = names.owner(function.value) if isinstance(function, ast.Attribute) else ""
+    if not owner or not isinstance(function, ast.Attribute):
+        return False
+    value = values[owner]
+    if isinstance(value, Optimizer):
+        return function.attr not in _GATHERING and not isinstance(function.value, ast.Name)
+    if isinstance(value, nn.Module):
+        return function.attr == "load_state_dict" or function.attr.endswith("_")
+    return function.attr.endswith("_")
+
+
+def _key(word: str) -> str:
+    """Return what is equal for attributes of one name."""
+    return f".{_last(word)}" if "." in word else word
+
+
+def _last(word: str) -> str:
+    return word.rpartition(".")[2]
+
+
+def _word(node: ast.AST | None) -> str:
+    """Return a name, or a name with its attributes, as the script has it; "" for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    base = _word(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else ""
+
+
+def _words(node: ast.AST) -> set[str]:
+    return {word for each in ast.walk(node) if (word := _word(each))}
+
+
+def _parsed(word: str) -> ast.expr:
+    return ast.parse(word, mode="eval").body

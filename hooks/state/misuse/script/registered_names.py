@@ -1,0 +1,104 @@
+"""Expressions of a script, and which registered value each of them is in."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...inventory.attribute_words import last_name
+from ...inventory.call_stack import variables_of
+from ...inventory.reachable import MACHINERY, children_of, dict_of
+from ...inventory.walk import reach
+
+#: Statements with statements that they only define.
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+#: What is registered as a whole, and limits of the search in all else.
+_WHOLE = (nn.Module, Optimizer, torch.Tensor)
+_DEPTH, _OBJECTS = 4, 2_000
+#: Functions whose result goes over what they are given, item by item.
+_OVER = frozenset({"zip", "enumerate", "reversed", "list", "tuple", "tqdm"})
+
+
+class RegisteredNames:
+    """The names of one function, as they stand for registered values.
+
+    Args:
+        frame: the function's frame.
+        values: the registered values, by name.
+    """
+
+    def __init__(self, frame: FrameType, values: Mapping[str, Any]) -> None:
+        self._variables = variables_of(frame)
+        self._registered = {id(each): name for name, each in values.items()}
+        for name, value in values.items():  # and what they hold, but nothing of what has a name of its own
+            if not isinstance(value, _WHOLE):
+                for _, each in reach(
+                    value, children_of, _may_hold, depth=_DEPTH, most=_OBJECTS, known=[*self._registered]
+                ):
+                    self._registered.setdefault(id(each), name)
+        #: What the names of loops over parts of registered values stand for.
+        self._bound: dict[str, str] = {}
+
+    def owner(self, node: ast.AST) -> str:
+        """Return the registered name of the value that an expression is in; "" if there is none."""
+        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Name)):
+            if isinstance(node, ast.Name) and node.id in self._bound:
+                return self._bound[node.id]
+            value = self.value(node)
+            attributes = dict_of(value) if value is not None else None
+            for each in (value, attributes):
+                if each is not None and id(each) in self._registered:
+                    return self._registered[id(each)]
+            if isinstance(node, ast.Name):
+                return ""
+            node = node.value
+        return ""
+
+    def bind(self, node: ast.AST) -> None:
+        """Note what the names of a loop stand for."""
+        if isinstance(node, (ast.For, ast.AsyncFor)) and (found := self._owner_of_items(node.iter)):
+            self._bound |= {each.id: found for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+
+    def _owner_of_items(self, values: ast.expr) -> str:
+        """Return the registered name of the value that a loop goes over; of several the first."""
+        if isinstance(values, ast.Call):
+            given: Iterable[ast.expr] = values.args if last_name(values.func) in _OVER else []
+            if isinstance(values.func, ast.Attribute):  # as in `ema.items()`
+                given = [*given, values.func.value]
+            return next(filter(None, map(self._owner_of_items, given)), "")
+        return self.owner(values)
+
+    def value(self, node: ast.AST) -> Any:
+        """Return what an expression stands for, without executing any code of the script; None if that is not known."""
+        if isinstance(node, ast.Name):
+            return None if node.id in self._bound else self._variables.get(node.id)
+        if isinstance(node, ast.Attribute):
+            return dict_of(self.value(node.value)).get(node.attr)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            held = self.value(node.value)
+            if type(held) is dict:
+                return held.get(node.slice.value)
+        return None
+
+
+def _may_hold(value: object) -> bool:
+    return not isinstance(value, (*_WHOLE, *MACHINERY))
+
+
+def nodes(statements: Iterable[ast.AST]) -> Iterator[ast.stmt | ast.expr]:
+    """Yield what statements execute, in the order of the source, without what they only define."""
+    waiting: deque[ast.AST] = deque(statements)
+    while waiting:
+        node = waiting.popleft()
+        if not isinstance(node, SCOPES):
+            if isinstance(node, (ast.stmt, ast.expr)):
+                yield node
+            waiting.extendleft(reversed([*ast.iter_child_nodes(node)]))
