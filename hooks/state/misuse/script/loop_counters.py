@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -21,6 +21,17 @@ from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name, source_of
 from ...inventory.call_stack import HOOKS, caller, counts_from_0, file_of, script_functions, statements_at
+from .assignments import (
+    assigned,
+    changed_by_itself,
+    expression,
+    followed,
+    key_of,
+    last_of,
+    set_anew,
+    word_of,
+    words_in,
+)
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 
 log = logging.getLogger("spotguard")
@@ -47,7 +58,7 @@ AGAIN = (
 )
 
 
-def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> str:
+def begins_again(frame: FrameType | None) -> str:
     """Return the place of the loop around the first boundary of a resumed run, if that counts from 0; "" if not. It raises nothing."""
     try:
         inner = frame
@@ -68,8 +79,11 @@ def _has_a_fixed_end(frame: FrameType) -> bool:
     for loop in loops:
         if any(isinstance(each, (ast.Break, ast.Return)) for each in nodes([loop])):
             return False
-        for end in getattr(getattr(loop, "iter", None), "args", ()):
-            sets = [value for node in nodes(scope) for word, value in _assigned(node) if word == _word(end)]
+        values = getattr(loop, "iter", None)
+        if isinstance(values, ast.Call) and last_name(values.func) == "tqdm":
+            values = values.args[0]
+        for end in getattr(values, "args", ()):
+            sets = [value for node in nodes(scope) for word, value in assigned(node) if word == word_of(end)]
             fixed = isinstance(end, (ast.Constant, ast.Attribute)) or (sets and all(map(_is_number, sets)))
             if not fixed:
                 return False
@@ -97,7 +111,7 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
         return None
     more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
     first = next(iter(found))
-    return ", ".join([*found][:_FEW]) + more, found[first], _last(first)
+    return ", ".join([*found][:_FEW]) + more, found[first], last_of(first)
 
 
 def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
@@ -117,23 +131,25 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     inside = [*nodes(loops[-1:])]
     if not 0 < len(inside) <= _MOST:
         return
+    names = RegisteredNames(frame, values)
+    bodies = [*_bodies_of_methods(inside, names, frame.f_code.co_filename)]
+    inside += [each for body in bodies for each in nodes(body)]
     counts: dict[str, list[Any]] = {}
     for node in inside:
-        for word in _changed_by_itself(node):
+        for word in changed_by_itself(node):
             counts.setdefault(word, []).append(node)
-    if not counts:
+    if not counts or len(inside) > _MOST:
         return
-    names = RegisteredNames(frame, values)
     for node in inside:
         names.bind(node)
-    turn = _TurnBlocks(statements_at(frame), loops[-1])
+    turn = _TurnBlocks(statements_at(frame), [loops[-1], *(ast.Module(body, []) for body in bodies)])
     begun, whole = _begun(nodes(scope)), _begun(ast.walk(file_of(frame)))
     for word, changes in sorted(counts.items(), key=lambda found: found[1][0].lineno):
-        known = _parsed(word)
+        known = expression(word)
         if type(names.value(known)) not in (int, float) or names.owner(known):
             continue
         # An attribute may be set in any object's name: its class may do it.
-        sets = (whole if "." in word else begun).sets.get(_key(word))
+        sets = (whole if "." in word else begun).sets.get(key_of(word))
         doubts = whole.doubts if "." in word else begun.doubts
         if (
             not sets
@@ -148,11 +164,35 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
             yield word, f"{os.path.basename(frame.f_code.co_filename)}:{changes[0].lineno}"
 
 
+def _bodies_of_methods(inside: Iterable[Any], names: RegisteredNames, file: str) -> Iterator[list[ast.stmt]]:
+    """Yield the statements of each method that a loop calls of an object that is not registered, as if they stood in the loop."""
+    seen = set[str]()
+    for node in inside:
+        function = getattr(node, "func", None)
+        base = word_of(function.value) if isinstance(function, ast.Attribute) else ""
+        if not base or f"{base}.{last_name(function)}" in seen or names.owner(expression(base)):
+            continue
+        seen.add(f"{base}.{last_name(function)}")
+        kinds = type(names.value(expression(base))).__mro__
+        method = next(
+            (vars(each)[last_name(function)] for each in kinds if last_name(function) in vars(each)), None
+        )
+        if type(method) is not FunctionType or method.__code__.co_filename != file:
+            continue
+        me, statements = source_of(method)
+        for each in (each for statement in statements for each in ast.walk(statement)):
+            if isinstance(each, ast.stmt):
+                each.lineno += method.__code__.co_firstlineno - 1
+            elif isinstance(each, ast.Name) and each.id == me:
+                each.id = base  # `word_of` reads it like a name with attributes
+        yield statements
+
+
 class _Begun:
     """What statements set."""
 
     def __init__(self) -> None:
-        #: By `_key` the values that a name, or an attribute of any object, is set to; without what changes itself.
+        #: By `key_of` the values that a name, or an attribute of any object, is set to; without what changes itself.
         self.sets: dict[str, list[ast.expr]] = {}
         #: How often a word is changed by what it was.
         self.grown: Counter[str] = Counter()
@@ -165,21 +205,24 @@ class _Begun:
 def _begun(statements: Iterable[Any]) -> _Begun:
     found = _Begun()
     for node in statements:
-        found.grown.update(_changed_by_itself(node))
-        for word, value in _set_anew(node):
-            found.sets.setdefault(_key(word), []).append(value)
-        if isinstance(node, (ast.For, ast.NamedExpr)):
-            found.doubts |= _words(node.target)
+        found.grown.update(changed_by_itself(node))
+        for word, value in set_anew(node):
+            found.sets.setdefault(key_of(word), []).append(value)
+        if isinstance(node, ast.ClassDef):  # as a dataclass has them
+            for word, value in (each for statement in node.body for each in assigned(statement)):
+                found.sets.setdefault(f".{word}", []).append(value)
+        elif isinstance(node, (ast.For, ast.NamedExpr)):
+            found.doubts |= words_in(node.target)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             found.shared |= {*node.names}
         elif isinstance(node, ast.Call) and last_name(node.func) in _SETTING and not _is_of_a_dict(node):
             found.doubts.add("")
         elif isinstance(node, ast.If) and any(isinstance(each, ast.Continue) for each in node.body):
-            found.doubts |= _words(node.test)  # the script leaves out what is done
+            found.doubts |= words_in(node.test)  # the script leaves out what is done
         elif isinstance(node, ast.AugAssign) and any(
             last_name(each.func) in _CLOCKS for each in ast.walk(node.value) if isinstance(each, ast.Call)
         ):
-            found.doubts.add(_word(node.target))
+            found.doubts.add(word_of(node.target))
     return found
 
 
@@ -198,14 +241,14 @@ class _TurnBlocks:
 
     Args:
         chain: the statement that marks the boundary, and all that it is in.
-        loop: the outermost loop.
+        parts: the outermost loop, and the bodies of methods that it calls.
     """
 
-    def __init__(self, chain: list[ast.AST], loop: ast.AST) -> None:
+    def __init__(self, chain: list[ast.AST], parts: list[ast.AST]) -> None:
         self._chain = {*map(id, chain)}
         #: By the id of a statement: what it is in, and the statements beside it.
         self._blocks: dict[int, tuple[ast.AST, list[Any]]] = {}
-        for each in ast.walk(loop):
+        for each in (each for part in parts for each in ast.walk(part)):
             for block in (getattr(each, name, None) for name in ("body", "orelse", "finalbody")):
                 if isinstance(block, list):
                     self._blocks |= {id(statement): (each, block) for statement in block}
@@ -225,45 +268,12 @@ class _TurnBlocks:
             marked = next((at for at, each in enumerate(block) if id(each) in self._chain), None)
             for at, each in enumerate(block[:here]):
                 between = not boundary and marked is not None and at < marked <= here
-                if not between and any(known == word for known, _ in _set_anew(each)):
+                if not between and any(known == word for known, _ in set_anew(each)):
                     return True
             if boundary and isinstance(outer, LOOPS):
                 return False  # only a part of the turns would have set it
             statement = outer
         return False
-
-
-def _changed_by_itself(node: ast.AST) -> Iterator[str]:
-    """Yield the words of what a statement changes by what it was."""
-    if isinstance(node, ast.AugAssign):
-        if word := _word(node.target):
-            yield word
-    else:
-        for word, value in _assigned(node):
-            if word in _words(value):
-                yield word
-
-
-def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the word and the value of each plain name or attribute that a statement sets."""
-    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-        return
-    value: Any = node.value
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        held = (
-            value.elts
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(parts)
-            else [value] * len(parts)
-        )
-        for part, each in zip(parts, held, strict=True):
-            if word := _word(part):
-                yield word, each
-
-
-def _set_anew(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the same, without what changes itself."""
-    yield from ((word, value) for word, value in _assigned(node) if word not in _words(value))
 
 
 def _is_number(value: ast.expr) -> bool:
@@ -275,44 +285,27 @@ def _is_number(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan")
 
 
-def _followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) -> set[str]:
-    """Return a word and all that follows from it in assignments, without those of the words that `leaves` is true for."""
-    made: dict[str, list[str]] = {}
-    for node in inside:
-        sets = [(_word(node.target), node.value)] if isinstance(node, ast.AugAssign) else _assigned(node)
-        for target, value in sets:
-            for each in _words(value) if target else ():
-                made.setdefault(each, []).append(target)
-    follows, waiting = {word}, [word]
-    while waiting:
-        for target in made.get(waiting.pop(), ()):
-            if target not in follows and not leaves(target):
-                follows.add(target)
-                waiting.append(target)
-    return follows
-
-
 def _matters(inside: list[Any], count: str, names: RegisteredNames, values: Mapping[str, Any]) -> bool:
     """Return whether training surely depends on a count."""
-    follows = _followed(inside, count, lambda word: names.owner(_parsed(word)))
+    follows = followed(inside, count, lambda word: names.owner(expression(word)))
     return any(_depends(node, follows, names, values) for node in inside)
 
 
 def _depends(node: Any, follows: set[str], names: RegisteredNames, values: Mapping[str, Any]) -> bool:
     """Return whether a statement or an expression of training depends on what follows from a count."""
     if isinstance(node, ast.While):
-        return bool(follows & _words(node.test))
+        return bool(follows & words_in(node.test))
     if isinstance(node, ast.If):
-        asks = bool(follows & _words(node.test))
+        asks = bool(follows & words_in(node.test))
         return asks and any(_acts(each, names, values) for each in nodes([*node.body, *node.orelse]))
     if isinstance(node, (ast.Assign, ast.AugAssign)) and _changes(node, names):
-        return bool(follows & _words(node.value))
+        return bool(follows & words_in(node.value))
     if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-        return bool(follows & _words(node.func.value))
+        return bool(follows & words_in(node.func.value))
     given = [*node.args, *(each.value for each in node.keywords)]
-    counted = [at for at, each in enumerate(given) if follows & _words(each)]
+    counted = [at for at, each in enumerate(given) if follows & words_in(each)]
     if not counted:
         return False
     if names.owner(node.func):  # a registered object is called, or a method of it, or one of what it holds
@@ -329,19 +322,19 @@ def _sets_by(function: FunctionType, at: int) -> bool:
     """Return whether a function changes something in place by what follows from one of its parameters."""
     _, statements = source_of(function)
     inside = [*nodes(statements)] if at < function.__code__.co_argcount else []
-    follows = _followed(inside, function.__code__.co_varnames[at], lambda word: False)
+    follows = followed(inside, function.__code__.co_varnames[at], lambda word: False)
     for node in inside:
         if isinstance(node, (ast.Assign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(each, (ast.Subscript, ast.Attribute)) for each in targets) and follows & _words(
-                node.value
-            ):
+            if any(
+                isinstance(each, (ast.Subscript, ast.Attribute)) for each in targets
+            ) and follows & words_in(node.value):
                 return True
         elif (
             isinstance(node, ast.Call)
             and last_name(node.func).endswith("_")
             and isinstance(node.func, ast.Attribute)
-        ) and any(follows & _words(each) for each in (*node.args, *(each.value for each in node.keywords))):
+        ) and any(follows & words_in(each) for each in (*node.args, *(each.value for each in node.keywords))):
             return True
     return False
 
@@ -370,28 +363,3 @@ def _acts(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> bool:
     if isinstance(value, nn.Module):
         return function.attr == "load_state_dict" or function.attr.endswith("_")
     return function.attr.endswith("_")
-
-
-def _key(word: str) -> str:
-    """Return what is equal for attributes of one name."""
-    return f".{_last(word)}" if "." in word else word
-
-
-def _last(word: str) -> str:
-    return word.rpartition(".")[2]
-
-
-def _word(node: ast.AST | None) -> str:
-    """Return a name, or a name with its attributes, as the script has it; "" for other expressions."""
-    if isinstance(node, ast.Name):
-        return node.id
-    base = _word(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else ""
-
-
-def _words(node: ast.AST) -> set[str]:
-    return {word for each in ast.walk(node) if (word := _word(each))}
-
-
-def _parsed(word: str) -> ast.expr:
-    return ast.parse(word, mode="eval").body

@@ -22,5 +22,5 @@ def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> I
         yield change
     if (counted := loop_counters(frame, values)) is not None:
         yield COUNTED, *counted
-    if resumed and (place := begins_again(frame, values)):
+    if resumed and (place := begins_again(frame)):
         yield AGAIN, place

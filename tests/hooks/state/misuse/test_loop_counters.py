@@ -149,9 +149,52 @@ def sums_over_an_epoch(training: Training, guard: Guard) -> None:
         adjust(training.optimizer, int(total))
 
 
+class Trainer:
+    """Counts in a method that its loop calls."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.number = training, 0
+
+    def learn(self) -> None:
+        adjust(self.training.optimizer, self.number)
+        self.training.turn()
+        self.number += 1
+
+    def fit(self, guard: Guard) -> None:
+        for _ in range(guard.restore(), 3):
+            self.learn()
+            guard.step()
+
+
+def in_a_method(training: Training, guard: Guard) -> None:
+    Trainer(training).fit(guard)
+
+
+@dataclasses.dataclass
+class Averaging:
+    """Averages weights, at first with a smaller decay."""
+
+    training: Training
+    moves: int = 0
+
+    def move(self) -> None:
+        self.moves += 1
+        for name, each in self.training.ema.items():
+            each.lerp_(self.training.model.get_parameter(name).detach(), 1 / (1 + self.moves))
+
+
+def in_a_class(training: Training, guard: Guard) -> None:
+    averaging = Averaging(training)
+    for _ in guard.steps(3):
+        training.turn()
+        averaging.move()
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
+        (in_a_method, "self.number"),
+        (in_a_class, "averaging.moves"),
         (sums_over_an_epoch, "total"),
         (averages, "updates"),
         (schedules, "number"),
@@ -254,6 +297,30 @@ def validates_behind_an_epoch(training: Training, guard: Guard) -> None:
 
 
 @dataclasses.dataclass
+class Meter:
+    """Counts what it shows, and what each turn begins anew."""
+
+    shown: int = 0
+    parts: int = 0
+
+    def turn(self, training: Training) -> None:
+        self.shown += 1
+        self.parts = 0
+        for _ in range(2):
+            self.parts += 1
+            (training.loss() * self.parts).backward()
+        training.optimizer.step()
+        if self.shown % 100 == 0:
+            print(self.shown)
+
+
+def shows_in_a_class(training: Training, guard: Guard) -> None:
+    meter = Meter()
+    for _ in guard.steps(3):
+        meter.turn(training)
+
+
+@dataclasses.dataclass
 class State:
     """What a script keeps of its training."""
 
@@ -348,6 +415,7 @@ def reports(training: Training, guard: Guard) -> None:
         counts_in_each_turn,
         validates,
         keeps_it_in_an_object,
+        shows_in_a_class,
         gathers_and_begins_anew,
         shows_in_a_function,
         leaves_out_what_is_done,
