@@ -49,14 +49,6 @@ def statements_at(frame: FrameType) -> list[ast.AST]:
 _OURS_OF_LOCALS = 4
 
 
-def variable_of(frame: FrameType, name: str) -> Any:
-    """Return what a name stands for in a frame; None if nothing."""
-    held = frame.f_locals
-    value = held.get(name, frame.f_globals.get(name))
-    _let_go(frame, held)
-    return value
-
-
 def variables_of(frame: FrameType) -> ChainMap[str, Any]:
     """Return the variables of a frame, and behind them those of its module, as they are now."""
     held = frame.f_locals
@@ -151,6 +143,15 @@ def _attribute_sets(file: str) -> AttributeSets:
     return AttributeSets(frozenset(grown), frozenset(anew))
 
 
+def caller_by_hand(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame that is none of the hooks'; None if a loop over `guard.steps()`, which is a generator, is among these."""
+    while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return None
+        frame = frame.f_back
+    return frame
+
+
 def caller(frame: FrameType | None) -> FrameType | None:
     """Return the first frame that is none of the hooks'."""
     while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
@@ -182,7 +183,7 @@ def counts_from_0(frame: FrameType | None, *, inside: bool = False) -> str:
                     or not _from_0(node.iter)
                 ):
                     return ""
-                at = variable_of(frame, node.target.id)
+                at = variables_of(frame).get(node.target.id)
                 if type(at) is not int or at:
                     return ""
                 place = f"{os.path.basename(file)}:{node.lineno}"

@@ -8,7 +8,6 @@ options of optimizers and schedulers change without a trace, so the statements b
 from __future__ import annotations
 
 import ast
-import inspect
 import logging
 import os
 from collections import deque
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.sampler import RandomSampler
 
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import HOOKS, OURS, statements_at
+from ...inventory.call_stack import caller_by_hand, script_functions, statements_at
 from ..loop_order import CallSite
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 
@@ -41,8 +40,8 @@ _CONTAINERS = (dict, list, deque, set)
 _NO_PASS = frozenset({"len", "print", "isinstance", "type", "id", "repr", "str"})
 #: Methods of schedulers, and of gradient scalers, that move them.
 _MOVING = frozenset({"step", "update"})
-#: A script's training is this deep below its loop at most.
-_FRAMES = 4
+
+
 CHANGES = (
     "%s changes behind guard.step() in the same round of the loop (%s, behind %s), and a resumed run leaves that change out; call "
     "guard.step() at the end of the loop's body, or loop over guard.steps(total) [SG426]"
@@ -71,20 +70,14 @@ def changed_behind(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[
 
 
 def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    while frame is not None and frame.f_code.co_filename.startswith(HOOKS):
-        if frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return None  # a loop over `guard.steps()`, which calls it at the end of the body
-        frame = frame.f_back
     boundary = ""
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_filename.startswith(OURS):
-            return None  # an adapter's
-        boundary = boundary or CallSite(frame.f_code, frame.f_lasti, frame.f_lineno or 0).place
-        behind, looped = _behind(frame)
-        names = RegisteredNames(frame, values)
-        if any(_saves(each, names) for each in behind):
+    for each in script_functions(caller_by_hand(frame)):
+        boundary = boundary or CallSite(each.f_code, each.f_lasti, each.f_lineno or 0).place
+        behind, looped = _behind(each)
+        names = RegisteredNames(each, values)
+        if any(_saves(statement, names) for statement in behind):
             return None  # a save by hand takes what is there then
-        file = os.path.basename(frame.f_code.co_filename)
+        file = os.path.basename(each.f_code.co_filename)
         for name, line in _changes(behind, names, values):
             return CHANGES, name, f"{file}:{line}", boundary
         if any(map(_trains_by_chance, values.values())):
@@ -92,7 +85,6 @@ def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str
                 return DRAWS, name, f"{file}:{line}", boundary
         if looped:
             return None
-        frame = frame.f_back
     return None
 
 

@@ -8,7 +8,6 @@ A count that is only shown is no state, and neither is one that each turn begins
 from __future__ import annotations
 
 import ast
-import inspect
 import logging
 import os
 from collections import Counter
@@ -20,7 +19,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name, source_of
-from ...inventory.call_stack import HOOKS, caller, counts_from_0, file_of, script_functions, statements_at
+from ...inventory.call_stack import (
+    caller,
+    caller_by_hand,
+    counts_from_0,
+    file_of,
+    script_functions,
+    statements_at,
+)
 from .assignments import (
     assigned,
     changed_by_itself,
@@ -61,11 +67,7 @@ AGAIN = (
 def begins_again(frame: FrameType | None) -> str:
     """Return the place of the loop around the first boundary of a resumed run, if that counts from 0; "" if not. It raises nothing."""
     try:
-        inner = frame
-        while inner is not None and inner.f_code.co_filename.startswith(HOOKS):
-            if inner.f_code.co_flags & inspect.CO_GENERATOR:
-                return ""  # a loop over `guard.steps()`
-            inner = inner.f_back
+        inner = caller_by_hand(frame)
         place = counts_from_0(inner, inside=True)
         return place if place and all(map(_has_a_fixed_end, script_functions(inner))) else ""
     except Exception:
@@ -189,7 +191,7 @@ def _bodies_of_methods(inside: Iterable[Any], names: RegisteredNames, file: str)
 
 
 class _Begun:
-    """What statements set."""
+    """The values that statements give to names and attributes."""
 
     def __init__(self) -> None:
         #: By `key_of` the values that a name, or an attribute of any object, is set to; without what changes itself.
@@ -231,7 +233,7 @@ def _is_of_a_dict(call: ast.Call) -> bool:
     function = call.func
     return (
         isinstance(function, ast.Attribute)
-        and last_name(function.value) not in ("__dict__",)
+        and last_name(function.value) != "__dict__"
         and last_name(getattr(function.value, "func", None)) != "vars"
     )
 

@@ -1,4 +1,4 @@
-"""What the source of the loop around a run's first boundary tells of mistakes in it."""
+"""Mistakes that the source of the loop around a run's first boundary shows."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 class Training:
-    """What the loops below train."""
+    """The values that the loops below train."""
 
     def __init__(self) -> None:
         seed()
@@ -322,7 +322,7 @@ def shows_in_a_class(training: Training, guard: Guard) -> None:
 
 @dataclasses.dataclass
 class State:
-    """What a script keeps of its training."""
+    """The state that a script keeps of its training."""
 
     step: int = 0
 
