@@ -38,7 +38,7 @@ SLOW := -m "slow and not soak and not bench"
 # collect these alone, which costs a fifth of collecting all.
 JOBS ?= 4
 WHOLE_PATH_JOBS ?= 6
-SLOW_JOBS ?= 6
+SLOW_JOBS ?= 8
 # A test file that needs torch must say so: on a Python without torch the others still run.
 COLLECT_WITHOUT_TORCH = $(BIN)/python -c 'import sys; sys.modules["torch"] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
 	--collect-only -qqq -rN -p no:cacheprovider

@@ -18,6 +18,8 @@ PROGRAMS = "require_server"
 _STORES = frozenset({"azurite", "gcs", "swift", "az", "gs"})
 #: Whoever has the first of these marks is in that tier; without any, in the fast one.
 _TIERS = ("bench", "soak", "slow")
+#: The seconds of one test that is not fast, of which several run beside each other on each core.
+NET = 600
 TIERS = ("fast", "slow", "soak", "bench")
 
 
@@ -68,6 +70,8 @@ class Marking:
         for item in items:
             if needs_a_server(item):
                 item.add_marker(pytest.mark.slow)
+            if tier(item) != "fast" and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(NET))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -37,6 +37,7 @@ class Machine:
             "XDG_RUNTIME_DIR": str(self.runtime),
             "OMP_NUM_THREADS": "1",
             "SPOTGUARD_LOG_LEVEL": "debug",  # tests wait for the stages of a save
+            "SPOTGUARD_KERNEL_LOG": str(folder / "kernel-log"),  # the kernel's tells what other tests do
             "PYTHONUNBUFFERED": "1",
         }
         self._started: list[Running] = []
@@ -83,6 +84,7 @@ class Machine:
             self._cgroup = folder
             name = "memory.limit_in_bytes" if version == "v1" else "memory.max"
             (folder / name).write_text(str(nbytes))
+            del self.env["SPOTGUARD_KERNEL_LOG"]  # what is killed there is this machine's
         except OSError as error:
             pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
         self._prefix = ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")

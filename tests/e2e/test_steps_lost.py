@@ -64,7 +64,9 @@ def test_a_hang_costs_the_steps_that_nobody_holds_whole(
     assert all(each["seconds_left"] > LEFT for each in stalls), "the save does not wait out its patience"
 
 
-@pytest.mark.parametrize(("way", "resumed"), [("ddp", AT), ("fsdp", SAVED)])
+@pytest.mark.parametrize(
+    ("way", "resumed"), [("ddp", AT), pytest.param("fsdp", SAVED, marks=pytest.mark.soak)]
+)
 def test_a_stopped_rank_that_is_killed_costs_what_only_it_held(
     machine: Machine, way: str, resumed: int
 ) -> None:

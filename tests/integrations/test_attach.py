@@ -169,7 +169,7 @@ def test_a_chain_of_cuts_ends_with_the_files_of_an_undisturbed_training(seed: in
 
 
 @pytest.mark.parametrize(
-    ("case", "cuts"), [pytest.param("plain", [5], marks=pytest.mark.soak), ("twice", [5, 25])]
+    ("case", "cuts"), [("plain", [5]), pytest.param("twice", [5, 25], marks=pytest.mark.soak)]
 )
 def test_two_ranks_of_an_unchanged_script_end_as_if_never_cut(
     case: str, cuts: list[int], machine: Machine
@@ -217,7 +217,7 @@ def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("framework", "case"),
     [
-        pytest.param("transformers", "twice", marks=pytest.mark.soak),  # two ranks do so too
+        pytest.param("transformers", "twice", marks=pytest.mark.soak),
         ("transformers", "again"),
         ("lightning", "twice"),
     ],
