@@ -27,6 +27,7 @@ from .device_boundary import DeviceBoundary, KeptBoundaries
 from .inventory.frozen import largest, prove
 from .misuse.boundary_times import COSTLY_SECONDS, LATE_SECONDS, BoundaryTimes
 from .misuse.forgotten import Forgotten, SavedValues
+from .misuse.script.loose_generators import LooseGenerators
 from .misuse.script.rebound_names import ReboundNames
 from .misuse.step_monitor import StepMonitor
 from .misuse.turn_signs import TurnSigns
@@ -125,8 +126,7 @@ class State:
             ),
             registered.attributes,
         )
-        self._names = ReboundNames(values)
-        watches = (registered.attributes, forgotten, self._names)
+        watches = (registered.attributes, forgotten, ReboundNames(values), LooseGenerators(values))
         self._unsaved = UnsavedState(registered.lost, watches, self.save_at_boundaries)
         #: The wrapped loaders. Each is told of every boundary, also if no copies are made there.
         self.loaders = [part.value for part in self.parts if isinstance(part, LoaderPart)]
@@ -251,7 +251,7 @@ class State:
     def copies_late(self) -> bool:
         """Count a boundary, and return whether its copies wait until a save wants them. On the training thread, once for each step."""
         self.passed += 1
-        self.looks = not self.passed & (self.passed - 1) or self._names.unsettled
+        self.looks = not self.passed & (self.passed - 1) or self._unsaved.unsettled
         if self.passed == 1:
             self._rng.trained()
         return self.boundary_only != "" and not self.looks

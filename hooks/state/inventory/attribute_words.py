@@ -81,11 +81,11 @@ def words_of(key: str) -> frozenset[str]:
 
 
 def source_of(method: Any) -> tuple[str, list[ast.stmt]]:
-    """Return the name of a method's object in its source, and its statements; none if there is no source."""
+    """Return the name of a method's object in its source, "" if it takes nothing, and its statements; none if there is no source."""
     with suppress(Exception):  # code that a notebook or `exec` has made
         for each in ast.parse(textwrap.dedent(inspect.getsource(getattr(method, "fget", method)))).body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.args.args:
-                return each.args.args[0].arg, each.body
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return each.args.args[0].arg if each.args.args else "", each.body
     return "", []
 
 

@@ -20,12 +20,16 @@ HOOKS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OURS = os.path.dirname(HOOKS)
 #: Functions of a script, from the one that marks a boundary outwards.
 _FRAMES = 4
+#: All functions among which these are searched, and the most files of a script's folder that are read.
+_CALLS, _FILES = 30, 20
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 #: The same for the loop over passes.
 _AROUND = 6
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(file: str) -> ast.Module:
+def source_file(file: str) -> ast.Module:
+    """Return what a file has as source; nothing if there is none."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):  # a cell with a line for the shell
@@ -35,7 +39,7 @@ def _parsed(file: str) -> ast.Module:
 def statements_at(frame: FrameType) -> list[ast.AST]:
     """Return the statement that a frame executes, and all that it is in, from the inside out; none if there is no source."""
     line, chain = frame.f_lineno or 0, list[ast.AST]()
-    found: ast.AST | None = _parsed(frame.f_code.co_filename)
+    found: ast.AST | None = source_file(frame.f_code.co_filename)
     while found is not None:
         chain.append(found)
         inner = (
@@ -74,16 +78,30 @@ def _let_go(frame: FrameType, held: Any) -> None:
 
 def script_functions(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the functions of the script, from this one outwards; none behind an adapter of spotguard's, which a framework calls."""
-    for _ in range(_FRAMES):
-        if frame is None or frame.f_code.co_filename.startswith(OURS):
+    functions = 0
+    for _ in range(_CALLS):
+        if frame is None or frame.f_code.co_filename.startswith(OURS) or functions == _FRAMES:
             return
-        yield frame
+        if not is_library(frame.f_code.co_filename):
+            functions += 1
+            yield frame
         frame = frame.f_back
 
 
-def file_of(frame: FrameType) -> ast.Module:
-    """Return the source of a function's file; nothing if there is none."""
-    return _parsed(frame.f_code.co_filename)
+def is_library(file: str) -> bool:
+    """Return whether a file is Python's own, or an installed package's."""
+    return f"{os.sep}site-packages{os.sep}" in file or file.startswith((_STDLIB, "<frozen "))
+
+
+def files_beside(script: str) -> set[str]:
+    """Return the files of the imported modules in a script's folder, and the script's own."""
+    path = os.path.abspath(script)
+    folder = os.path.dirname(path) + os.sep
+    files = {str(getattr(each, "__file__", None) or "") for each in [*sys.modules.values()]} - {path}
+    beside = {
+        each for each in files if each.endswith(".py") and each.startswith(folder) and not is_library(each)
+    }
+    return {script, *sorted(beside)[:_FILES]}
 
 
 class AttributeSets(NamedTuple):
@@ -115,7 +133,7 @@ def attribute_sets(key: str, kind: type) -> tuple[bool, bool]:
 @functools.lru_cache(maxsize=64)
 def _attribute_sets(file: str) -> AttributeSets:
     grown, anew = set[str](), set[tuple[str, str]]()
-    waiting: list[tuple[ast.AST, str, bool]] = [(_parsed(file), "", False)]
+    waiting: list[tuple[ast.AST, str, bool]] = [(source_file(file), "", False)]
     while waiting:
         node, kind, begins = waiting.pop()
         if isinstance(node, ast.ClassDef):

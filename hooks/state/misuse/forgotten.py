@@ -152,6 +152,9 @@ class Forgotten:
         attributes: names tensors in the attributes of objects around registered ones, and looks first.
     """
 
+    #: Nothing that it names hangs on the very next boundary.
+    unsettled = False
+
     def __init__(
         self,
         values: Mapping[str, Any],
@@ -241,7 +244,7 @@ class Forgotten:
         """Return the ids of all that registered objects hold; None in doubt."""
         held = set[int]()
         for value in self._values.values():
-            found = [*_reached(value)]
+            found = [*reached(value)]
             if any(type(each) is dict and _STATE_OF_LOADER in each for each in found):
                 # The script saves it itself.
                 found += [each.value for each in self._followed.values() if each.has_state]
@@ -264,7 +267,7 @@ class Forgotten:
             if signs != self._signs[id(each)]:
                 signed.append(each)
             self._signs[id(each)] = signs
-        held = [one for each in self._values.values() for one in _reached(each)] if signed else []
+        held = [one for each in self._values.values() for one in reached(each)] if signed else []
         known = {id(each.optimizer) for each in held if issubclass(type(each), LRScheduler)}
         signed = [each for each in signed if id(each) not in known]
         holders = gc.get_referrers(*signed) if signed else []
@@ -304,7 +307,7 @@ class _Followed(FollowedObject):
         return not held.isdisjoint({id(value), id(dict_of(value).get("_index_sampler", value))})
 
 
-def _reached(value: Any) -> Iterator[Any]:
+def reached(value: Any) -> Iterator[Any]:
     """Yield a registered value and all that it holds, nearest first."""
     yield value
     yield from (each for _, each in reach(value, _inside, _may_hold, depth=_DEPTH, most=_OBJECTS))

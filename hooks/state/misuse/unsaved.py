@@ -9,6 +9,7 @@ from ..memory_access import unreadable
 from ..parts.attribute_watch import AttributeWatch
 from ..state_tensor import StateTensor
 from .forgotten import Forgotten
+from .script.loose_generators import LooseGenerators
 from .script.rebound_names import ReboundNames
 
 log = logging.getLogger("spotguard")
@@ -26,7 +27,7 @@ class UnsavedState:
     def __init__(
         self,
         lost: Callable[[], str],
-        watches: Sequence[AttributeWatch | Forgotten | ReboundNames],
+        watches: Sequence[AttributeWatch | Forgotten | ReboundNames | LooseGenerators],
         save_at_boundaries: Callable[[str], None],
     ) -> None:
         self._lost, self._watches, self._save_at_boundaries = lost, watches, save_at_boundaries
@@ -38,6 +39,11 @@ class UnsavedState:
         """Begin anew to look for values that change: a restore is no change."""
         for each in self._watches:
             each.begin()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the next boundary tells whether something is worth a warning."""
+        return any(each.unsettled for each in self._watches)
 
     def look_for_gaps(self, state_tensors: Sequence[StateTensor]) -> None:
         """Find tensors that no save can hold, although `register` accepted them.

@@ -67,6 +67,9 @@ class AttributeWatch:
         registered: the registered values that are neither. A container among them, or in one of them, is saved.
     """
 
+    #: Nothing that it names hangs on the very next boundary.
+    unsettled = False
+
     def __init__(
         self,
         optimizers: Sequence[tuple[str, Any]],

@@ -1,4 +1,4 @@
-"""The names of a script's source, with their attributes, and what its statements assign to them."""
+"""The words of a script's source, which are names with their attributes and entries of dicts, and what statements assign to them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...inventory.attribute_words import last_name
+
+#: Methods by which a list, a deque or a set keeps what it has, and gets or loses items.
+_CHANGING = frozenset(
+    {
+        *("add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop"),
+        *("popleft", "remove", "reverse", "rotate", "sort"),
+    }
+)
+
 
 def word_of(node: ast.AST | None) -> str:
-    """Return a name, or a name with its attributes, as the script has it; "" for other expressions."""
+    """Return a name, or one with its attributes and entries, as the script has it; "" for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
-    base = word_of(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Attribute):
+        base = word_of(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        base = word_of(node.value)
+        return f"{base}[{node.slice.value!r}]" if base and isinstance(node.slice.value, str) else ""
+    return ""
 
 
 def words_in(node: ast.AST) -> set[str]:
@@ -24,29 +39,65 @@ def expression(word: str) -> ast.expr:
 
 
 def last_of(word: str) -> str:
-    return word.rpartition(".")[2]
+    """Return the last name in a word: of `self.count` and `state['count']` it is `count`."""
+    node = expression(word)
+    if isinstance(node, ast.Subscript):
+        return str(getattr(node.slice, "value", ""))
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def base_of(word: str) -> str:
+    """Return what a word is a part of; "" for a name."""
+    return word_of(getattr(expression(word), "value", None))
 
 
 def key_of(word: str) -> str:
-    """Return what is equal for attributes of one name."""
-    return f".{last_of(word)}" if "." in word else word
+    """Return what is equal for attributes, or for entries, of one name."""
+    return word.removeprefix(base_of(word))
 
 
 def assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the word and the value of each plain name or attribute that a statement sets."""
-    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-        return
-    value: Any = node.value
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        held = (
-            value.elts
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(parts)
-            else [value] * len(parts)
-        )
-        for part, each in zip(parts, held, strict=True):
-            if word := word_of(part):
-                yield word, each
+    """Yield the word and the value of each plain word that a statement sets, with the entries of a dict that it makes."""
+    if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from _given(target, node.value)
+
+
+def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        held: list[ast.expr] = [value] * len(target.elts)
+        if isinstance(value, (ast.Tuple, ast.List)) and not any(
+            isinstance(each, ast.Starred) for each in (*target.elts, *value.elts)
+        ):
+            held = value.elts
+        for part, each in zip(target.elts, held, strict=False):
+            yield from _given(part, each)
+    elif isinstance(target, ast.Starred):
+        yield from _given(target.value, value)
+    elif word := word_of(target):
+        yield word, value
+        yield from _entries(word, value)
+
+
+def _entries(word: str, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    for key, each in entries_of(value) or ():
+        yield f"{word}[{key!r}]", each
+        yield from _entries(f"{word}[{key!r}]", each)
+
+
+def entries_of(value: ast.expr) -> list[tuple[str, ast.expr]] | None:
+    """Return the keys and values of an expression that makes a dict, as far as the source tells; None for any other."""
+    if isinstance(value, ast.Dict) and None not in value.keys:
+        pairs = zip(value.keys, value.values, strict=True)
+        return [
+            (key.value, each)
+            for key, each in pairs
+            if isinstance(key, ast.Constant) and type(key.value) is str
+        ]
+    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict" and not value.args:
+        given = [(each.arg, each.value) for each in value.keywords if each.arg]
+        return given if len(given) == len(value.keywords) else None
+    return None
 
 
 def set_anew(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -55,9 +106,16 @@ def set_anew(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 
 def changed_by_itself(node: ast.AST) -> Iterator[str]:
-    """Yield the words of what a statement changes by what it was."""
+    """Yield the words of what a statement, or a call, changes by what it was."""
     if isinstance(node, ast.AugAssign):
         if word := word_of(node.target):
+            yield word
+    elif isinstance(node, ast.Call):
+        held = node.func.value if isinstance(node.func, ast.Attribute) else None
+        name = last_name(node.func)
+        if name == "shuffle" and node.args:
+            held = node.args[0]
+        if (name in _CHANGING or name == "shuffle") and (word := word_of(held)):
             yield word
     else:
         for word, value in assigned(node):
@@ -66,13 +124,22 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
 
 
 def followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) -> set[str]:
-    """Return a word and all that follows from it in assignments, without those of the words that `leaves` is true for."""
-    made: dict[str, list[str]] = {}
+    """Return a word and all that follows from it: in assignments, and in those that a condition on it decides.
+
+    Args:
+        inside: the statements and expressions.
+        leaves: tells the words that are left out, with all that follows only from them.
+    """
+    made: dict[str, set[str]] = {}
     for node in inside:
-        sets = [(word_of(node.target), node.value)] if isinstance(node, ast.AugAssign) else assigned(node)
-        for target, value in sets:
-            for each in words_in(value) if target else ():
-                made.setdefault(each, []).append(target)
+        if isinstance(node, ast.If):
+            parts = (each for part in (*node.body, *node.orelse) for each in ast.walk(part))
+            targets = {target for each in parts for target, _ in _set_by(each)}
+            for each in words_in(node.test):
+                made.setdefault(each, set()).update(targets)
+        for target, value in _set_by(node):
+            for each in words_in(value):
+                made.setdefault(each, set()).add(target)
     follows, waiting = {word}, [word]
     while waiting:
         for target in made.get(waiting.pop(), ()):
@@ -80,3 +147,11 @@ def followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) 
                 follows.add(target)
                 waiting.append(target)
     return follows
+
+
+def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.AugAssign):
+        if word := word_of(node.target):
+            yield word, node.value
+    else:
+        yield from assigned(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -23,6 +23,8 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 #: What is registered as a whole, and limits of the search in all else.
 _WHOLE = (nn.Module, Optimizer, torch.Tensor)
 _DEPTH, _OBJECTS = 4, 2_000
+#: Dicts that execute no code of a script when they are asked for a key.
+_DICTS = (dict, defaultdict, Counter, OrderedDict)
 #: Functions whose result goes over what they are given, item by item.
 _OVER = frozenset({"zip", "enumerate", "reversed", "list", "tuple", "tqdm"})
 
@@ -84,7 +86,7 @@ class RegisteredNames:
             return dict_of(self.value(node.value)).get(node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             held = self.value(node.value)
-            if type(held) is dict:
+            if type(held) in _DICTS:
                 return held.get(node.slice.value)
         return None
 

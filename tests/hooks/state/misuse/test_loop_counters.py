@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +33,7 @@ class Training:
         seed()
         self.model = nn.Linear(4, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.second = torch.optim.SGD(self.model.parameters(), lr=0.2)
         self.ema = {name: each.detach().clone() for name, each in self.model.named_parameters()}
         self.progress: dict[str, Any] = {"updates": 0, "losses": []}
         self.values = dict(vars(self))
@@ -190,9 +194,174 @@ def in_a_class(training: Training, guard: Guard) -> None:
         averaging.move()
 
 
+def in_a_dict(training: Training, guard: Guard) -> None:
+    state = {"number": 0}
+    for _ in guard.steps(3):
+        adjust(training.optimizer, state["number"])
+        training.turn()
+        state["number"] += 1
+
+
+def in_a_dict_of_zeros(training: Training, guard: Guard) -> None:
+    counts: dict[str, int] = collections.defaultdict(int)
+    for _ in guard.steps(3):
+        adjust(training.optimizer, counts["number"])
+        training.turn()
+        counts["number"] += 1
+
+
+OPTIONS = argparse.Namespace(rate=0.1)
+
+
+def begins_with_an_option(training: Training, guard: Guard) -> None:
+    rate = OPTIONS.rate / 2
+    for _ in guard.steps(3):
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        training.turn()
+        rate *= 0.9
+
+
+class Stopper:
+    """Ends a training without gain, as users write it."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.best, self.waited, self.stop = patience, float("inf"), 0, False
+
+    def __call__(self, loss: float) -> bool:
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+            if self.waited > self.patience:
+                self.stop = True
+        return self.waited > self.patience
+
+    @property
+    def ended(self) -> bool:
+        return self.waited > self.patience
+
+
+def stops_by_what_a_call_returns(training: Training, guard: Guard) -> None:
+    stopper = Stopper(5)
+    for _ in guard.steps(3):
+        if stopper(training.turn()):
+            break
+
+
+def stops_by_an_attribute(training: Training, guard: Guard) -> None:
+    stopper = Stopper(5)
+    for _ in guard.steps(3):
+        stopper(training.turn())
+        if stopper.stop:
+            break
+
+
+def stops_by_a_property(training: Training, guard: Guard) -> None:
+    stopper = Stopper(5)
+    for _ in guard.steps(3):
+        stopper(training.turn())
+        if stopper.ended:
+            break
+
+
+def steps_another_optimizer(training: Training, guard: Guard) -> None:
+    number, second = 0, training.second
+    for _ in guard.steps(3):
+        training.turn()
+        number += 1
+        if number % 2 == 0:
+            training.loss().backward()
+            second.step()
+
+
+class Warming:
+    """A count behind a method with the name of a dict's."""
+
+    def __init__(self) -> None:
+        self.moves = 0
+
+    def update(self) -> None:
+        self.moves += 1
+
+
+def in_a_method_named_update(training: Training, guard: Guard) -> None:
+    warming = Warming()
+    for _ in guard.steps(3):
+        warming.update()
+        adjust(training.optimizer, warming.moves)
+        training.turn()
+
+
+turns = 0
+
+
+def turn(training: Training) -> None:
+    global turns
+    training.turn()
+    turns += 1
+
+
+def in_a_global_name(training: Training, guard: Guard) -> None:
+    for _ in guard.steps(3):
+        adjust(training.optimizer, turns)
+        turn(training)
+
+
+def replays(training: Training, guard: Guard) -> None:
+    seen: collections.deque[torch.Tensor] = collections.deque(maxlen=8)
+    for _ in guard.steps(3):
+        seen.append(torch.randn(4))
+        training.optimizer.zero_grad()
+        training.model(torch.stack(random.choices(seen, k=2))).square().mean().backward()
+        training.optimizer.step()
+
+
+def shuffles_in_place(training: Training, guard: Guard) -> None:
+    data, order = torch.randn(6, 4), list(range(6))
+    for _ in guard.steps(3):
+        random.shuffle(order)
+        training.optimizer.zero_grad()
+        loss = training.model(data[order[:2]]).square().mean()
+        loss.backward()
+        training.optimizer.step()
+
+
+class Pool:
+    """Older images, among which a discriminator's are drawn."""
+
+    def __init__(self) -> None:
+        self.images: list[torch.Tensor] = []
+
+    def query(self, image: torch.Tensor) -> torch.Tensor:
+        self.images.append(image)
+        return random.choice(self.images)
+
+
+def draws_from_a_pool(training: Training, guard: Guard) -> None:
+    pool = Pool()
+    for _ in guard.steps(3):
+        image = pool.query(torch.randn(3, 4))
+        training.optimizer.zero_grad()
+        training.model(image).square().mean().backward()
+        training.optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
+        (replays, "seen"),
+        (shuffles_in_place, "order"),
+        (draws_from_a_pool, "pool.images"),
+        (in_a_dict, "state['number']"),
+        (in_a_dict_of_zeros, "counts['number']"),
+        (begins_with_an_option, "rate"),
+        (stops_by_what_a_call_returns, "stopper.waited"),
+        (stops_by_an_attribute, "stopper.waited"),
+        (stops_by_a_property, "stopper.waited"),
+        (steps_another_optimizer, "number"),
+        (in_a_method_named_update, "warming.moves"),
+        (in_a_global_name, "turns"),
         (in_a_method, "self.number"),
         (in_a_class, "averaging.moves"),
         (sums_over_an_epoch, "total"),
@@ -216,7 +385,13 @@ def test_count_that_training_depends_on_is_named(
         script(training, guard)
     line = next(each for each in said(caplog) if "begins anew in a resumed run" in each)
     assert line.startswith(f"{word} (test_loop_counters.py:")
-    assert f"progress = {{'{word.rpartition('.')[2]}': 0}}" in line
+    name = word.rpartition(".")[2]
+    remedies = (
+        f"add {word.partition('[')[0]} to spotguard.register(…), or compute",
+        f"progress = {{'{name}': 0}}, or compute",
+        f"progress={{'{name}': {word}}} [SG425]",
+    )
+    assert any(each in line for each in remedies)
 
 
 # --- exact twins ---
@@ -404,9 +579,222 @@ def reports(training: Training, guard: Guard) -> None:
             print(name)
 
 
+def takes_a_dict_up_again(training: Training, guard: Guard) -> None:
+    kept = {"number": 0}
+    kept.update(number=training.progress["updates"])
+    for _ in guard.steps(3):
+        adjust(training.optimizer, kept["number"])
+        training.turn()
+        kept["number"] += 1
+        training.progress["updates"] = kept["number"]
+
+
+def begins_with_a_restored_option(training: Training, guard: Guard) -> None:
+    options = argparse.Namespace()
+    options.done = guard.restore()
+    number = options.done
+    for _ in range(number, 3):
+        adjust(training.optimizer, number)
+        training.turn()
+        number += 1
+        guard.step()
+
+
+class Average:
+    """The mean of what it saw, as scripts show it."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    def mean(self) -> float:
+        if not self.count:
+            return 0.0
+        return self.total / self.count
+
+
+def shows_an_average(training: Training, guard: Guard) -> None:
+    average = Average()
+    for _ in guard.steps(3):
+        average.update(training.turn())
+        print(average.mean())
+
+
+class Episode:
+    """An environment whose clock each episode begins anew."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+
+    def reset(self) -> float:
+        self.clock = 0
+        return 0.0
+
+    def act(self) -> bool:
+        self.clock += 1
+        return self.clock >= 2
+
+
+def gathers_a_batch(training: Training, guard: Guard) -> None:
+    batch: list[torch.Tensor] = []
+    done = guard.restore()
+    while done < 3:
+        batch.append(torch.randn(4))
+        if len(batch) == 2:
+            training.optimizer.zero_grad()
+            training.model(torch.stack(batch)).square().mean().backward()
+            training.optimizer.step()
+            done += 1
+            guard.step()
+            batch.clear()
+
+
+def shows_its_losses(training: Training, guard: Guard) -> None:
+    losses: list[float] = []
+    for step in guard.steps(3):
+        losses.append(training.turn())
+        if step % 2 == 0:
+            print(sum(losses) / len(losses))
+
+
+def keeps_a_registered_list(training: Training, guard: Guard) -> None:
+    kept = training.progress["losses"]
+    for _ in guard.steps(3):
+        kept.append(training.turn())
+        adjust(training.optimizer, len(kept))
+
+
+def fills_a_list_before_the_loop(training: Training, guard: Guard) -> None:
+    rows: list[torch.Tensor] = []
+    for _ in range(4):
+        rows.append(torch.randn(4))
+    for _ in guard.steps(3):
+        rows.append(rows.pop())
+        training.optimizer.zero_grad()
+        training.model(torch.stack(rows)).square().mean().backward()
+        training.optimizer.step()
+
+
+def plays_an_episode_a_turn(training: Training, guard: Guard) -> None:
+    episode = Episode()
+    for _ in range(guard.restore(), 3):
+        episode.reset()
+        done = False
+        while not done:
+            training.turn()
+            done = episode.act()
+        guard.step()
+
+
+def makes_an_average_a_turn(training: Training, guard: Guard) -> None:
+    for _ in range(guard.restore(), 3):
+        average = Average()
+        for _ in range(2):
+            average.update(training.turn())
+        adjust(training.optimizer, int(average.count))
+        guard.step()
+
+
+def begins_a_dict_anew(training: Training, guard: Guard) -> None:
+    sums: dict[str, float] = {"loss": 0.0}
+    for _ in range(guard.restore(), 3):
+        for name in sums:
+            sums[name] = 0.0
+        sums["loss"] += training.turn()
+        adjust(training.optimizer, int(sums["loss"]))
+        guard.step()
+
+
+def begins_anew_behind_the_boundary(training: Training, guard: Guard) -> None:
+    total = 0.0
+    for _ in range(guard.restore(), 3):
+        total += training.turn()
+        adjust(training.optimizer, int(total))
+        guard.step()
+        total = 0.0
+
+
+def is_given_what_is_done(training: Training, guard: Guard, number: int = -1) -> None:
+    if number < 0:
+        number = 0
+    for _ in guard.steps(3):
+        adjust(training.optimizer, number)
+        training.turn()
+        number += 1
+
+
+def makes_its_state_of_what_is_done(training: Training, guard: Guard) -> None:
+    state = State(guard.restore())
+    while state.step < 3:
+        training.turn()
+        state.step += 1
+        guard.step()
+
+
+def unpacks_what_is_registered(training: Training, guard: Guard) -> None:
+    [number, _] = training.progress["updates"], 0
+    state = {"number": 0} | {"number": number}
+    for _ in guard.steps(3):
+        adjust(training.optimizer, number + state["number"])
+        training.turn()
+        number += 1
+        state["number"] += 1
+        training.progress["updates"] = number
+
+
+def counts_again_what_is_done(training: Training, guard: Guard) -> None:
+    number, done = 0, guard.restore()
+    for step in range(3):
+        number += 1
+        if step < done:
+            continue
+        adjust(training.optimizer, number)
+        training.turn()
+        guard.step()
+
+
+def limits_the_seconds_of_steps(training: Training, guard: Guard) -> None:
+    seconds = 0.0
+    for _ in guard.steps(3):
+        began = time.monotonic()
+        training.turn()
+        took = time.monotonic() - began
+        seconds += took
+        if seconds > 3600:
+            break
+
+
+def stops_by_a_registered_object(training: Training, guard: Guard) -> None:
+    stopper = Stopper(5)
+    training.progress["stopper"] = vars(stopper)
+    for _ in guard.steps(3):
+        if stopper(training.turn()):
+            break
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        takes_a_dict_up_again,
+        begins_with_a_restored_option,
+        shows_an_average,
+        stops_by_a_registered_object,
+        gathers_a_batch,
+        shows_its_losses,
+        keeps_a_registered_list,
+        fills_a_list_before_the_loop,
+        plays_an_episode_a_turn,
+        makes_an_average_a_turn,
+        begins_a_dict_anew,
+        begins_anew_behind_the_boundary,
+        is_given_what_is_done,
+        makes_its_state_of_what_is_done,
+        unpacks_what_is_registered,
+        counts_again_what_is_done,
+        limits_the_seconds_of_steps,
         shows,
         keeps_it_registered,
         begins_from_what_is_registered,

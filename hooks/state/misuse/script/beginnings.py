@@ -1,0 +1,238 @@
+"""What a script's source gives a word at first, and whether each process begins with that."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import types
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ...inventory.attribute_words import last_name
+from ...inventory.call_stack import source_file
+from .assignments import (
+    assigned,
+    base_of,
+    changed_by_itself,
+    entries_of,
+    key_of,
+    last_of,
+    set_anew,
+    word_of,
+    words_in,
+)
+from .registered_names import RegisteredNames
+
+#: Calls that ask a clock: what follows from one is a limit of this process.
+_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time"})
+#: Dicts that begin each entry with a 0.
+_ZEROS = frozenset({"defaultdict", "Counter"})
+#: Calls that make a number or a container of what they are given.
+_PLAIN = frozenset({"float", "int", "field", "list", "set", "deque", "range"})
+#: What holds the options of a run. What the source sets in it stands there.
+_OPTIONS = (argparse.Namespace, types.SimpleNamespace, type)
+#: Calls that give attributes by their keywords; classes do so too.
+_GIVING = frozenset({"set_defaults", "replace", "_replace"})
+#: The doubt about all attributes, and about all words.
+_ATTRIBUTES, _ALL = ".", "*"
+
+
+class _Source:
+    """What the statements of a function, or of a file, give to words.
+
+    Attributes:
+        sets: by `key_of` the values that a name, or an attribute or entry of any object, is set to; without what changes itself.
+        grown: how often a word is changed by what it was.
+        shared: names that several functions set.
+        doubts: words, and keys of words, with a value that is not known.
+        refilled: the last names of dicts that get entries which the source does not name.
+    """
+
+    def __init__(self, statements: Iterable[ast.AST]) -> None:
+        self.sets: dict[str, list[ast.expr]] = {}
+        self.grown: Counter[str] = Counter()
+        self.shared, self.doubts, self.refilled = set[str](), set[str](), set[str]()
+        self._clocked, self._fields = set[str](), dict[str, list[str]]()
+        calls = []
+        for node in statements:
+            if isinstance(node, ast.Call):
+                calls.append(node)
+            elif isinstance(node, (ast.stmt, ast.NamedExpr)):
+                self._read(node)
+        for call in calls:
+            self._read_call(call)
+
+    def _read(self, node: Any) -> None:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            self._read_assignment(node)
+        elif isinstance(node, ast.ClassDef):  # as a dataclass has them
+            fields = [pair for statement in node.body for pair in assigned(statement)]
+            self._fields[node.name] = [
+                last_name(each.target) for each in node.body if isinstance(each, ast.AnnAssign)
+            ]
+            for word, value in fields:
+                self._set(f".{word}", value)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.NamedExpr)):
+            self.doubts |= words_in(node.target)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            self.doubts |= {
+                word for each in node.items if each.optional_vars for word in words_in(each.optional_vars)
+            }
+        elif isinstance(node, ast.Match):
+            self.doubts |= {getattr(each, "name", None) or "" for each in ast.walk(node)} - {""}
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            self.shared |= {*node.names}
+        elif isinstance(node, ast.If) and any(isinstance(each, ast.Continue) for each in node.body):
+            self.doubts |= words_in(node.test)  # the script leaves out what is done
+
+    def _read_assignment(self, node: Any) -> None:
+        self.grown.update(changed_by_itself(node))
+        for word, value in set_anew(node):
+            self._set(key_of(word), value)
+        value = node.value
+        asks = value is not None and (
+            any(isinstance(each, ast.Call) and last_name(each.func) in _CLOCKS for each in ast.walk(value))
+            or not self._clocked.isdisjoint(words_in(value))
+        )
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if asks:
+                self._clocked |= words_in(target)
+                self.doubts |= words_in(target) if isinstance(node, ast.AugAssign) else set()
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
+                self.refilled.add(last_name(target))
+            for each in ast.walk(target):
+                if isinstance(each, ast.Subscript) and not word_of(each):
+                    self._read_item(each, value)
+
+    def _read_item(self, item: ast.Subscript, value: ast.expr) -> None:
+        """Note an entry without a word: of an object's attributes, or with a key that the source does not name."""
+        if last_name(item.value) == "__dict__" or last_name(getattr(item.value, "func", None)) == "vars":
+            key = item.slice.value if isinstance(item.slice, ast.Constant) else None
+            if isinstance(key, str):
+                self._set(f".{key}", value)
+            else:
+                self.doubts.add(_ATTRIBUTES)
+        elif not isinstance(item.slice, ast.Constant):
+            self.refilled.add(last_name(item.value))
+
+    def _read_call(self, node: ast.Call) -> None:
+        self.grown.update(changed_by_itself(node))
+        name = last_name(node.func)
+        held = getattr(node.func, "value", None)
+        if name in ("setattr", "__setattr__"):
+            keys = [
+                each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
+            ]
+            self.doubts |= {f".{keys[0]}"} if keys else {_ATTRIBUTES}
+        elif name == "update" and held is not None:
+            if last_name(held) == "__dict__" or last_name(getattr(held, "func", None)) == "vars":
+                self.doubts.add(_ATTRIBUTES)
+            elif last_name(getattr(held, "func", None)) in ("globals", "locals"):
+                self.doubts.add(_ALL)
+            else:
+                self.refilled.add(last_name(held))
+        elif name == "parse_args" and node.args:
+            self.doubts.add(_ATTRIBUTES)
+        elif name[:1].isupper() or name in _GIVING or name in self._fields:
+            for field, value in zip(self._fields.get(name, ()), node.args, strict=False):
+                self._set(f".{field}", value)
+            for each in node.keywords:
+                if each.arg:
+                    self._set(f".{each.arg}", each.value)
+                else:
+                    self.doubts |= {f".{field}" for field in self._fields.get(name, ())}
+
+    def _set(self, key: str, value: ast.expr) -> None:
+        self.sets.setdefault(key, []).append(value)
+
+
+@functools.lru_cache(maxsize=64)
+def _source_of(file: str) -> _Source:
+    return _Source(ast.walk(source_file(file)))
+
+
+class Beginnings:
+    """The values that a function, and the files around it, give to words.
+
+    Args:
+        statements: those of the function.
+        parameters: its parameters, whose values are not known.
+        files: its file, and those whose functions it calls: attributes, entries and global names may be set there.
+        names: tells what names stand for; without it only numbers are fresh.
+    """
+
+    def __init__(
+        self,
+        statements: Iterable[ast.AST],
+        parameters: Iterable[str] = (),
+        files: Iterable[str] = (),
+        names: RegisteredNames | None = None,
+    ) -> None:
+        self._own, self._names = _Source(statements), names
+        self._own.doubts |= {*parameters}
+        self._files = [_source_of(each) for each in files]
+
+    def _around(self, word: str) -> list[_Source]:
+        """Return where a word may be set."""
+        if base_of(word):
+            return self._files
+        return [each for each in self._files if word in each.shared] or [self._own]
+
+    def _sets(self, word: str) -> list[ast.expr]:
+        return [value for each in self._around(word) for value in each.sets.get(key_of(word), ())]
+
+    def _is_doubted(self, word: str) -> bool:
+        known = {word, key_of(word), _ALL} | ({_ATTRIBUTES} if key_of(word)[0] == "." else set())
+        return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
+
+    def grows(self, word: str) -> int:
+        """Return how often statements change a word by what it was."""
+        return sum(each.grown[word] for each in ([self._own] if base_of(word) else self._around(word)))
+
+    def are_fresh(self, word: str, depth: int = 3) -> bool:
+        """Return whether all that a word is set to is what each process begins with, as a number or an option of the run is."""
+        if self._is_doubted(word):
+            return False
+        made: list[ast.expr] = []
+        if word.endswith("]"):
+            base = base_of(word)
+            made = self._own.sets.get(key_of(base), []) or self._sets(base)
+            if any(last_of(base) in each.refilled for each in (self._own, *self._files)) or not all(
+                entries_of(each) is not None or _is_of_zeros(each) for each in made
+            ):
+                return False
+        sets = self._sets(word)
+        return all(self.is_fresh(each, depth) for each in sets) if sets else any(map(_is_of_zeros, made))
+
+    def is_fresh(self, value: ast.expr, depth: int = 3) -> bool:
+        """Return whether an expression is what each process begins with: `0`, `-1.0`, `float("inf")`, `math.inf`, `args.lr * 2`.
+
+        Args:
+            value: the expression.
+            depth: how many names may stand for others.
+        """
+        if isinstance(value, ast.UnaryOp):
+            return self.is_fresh(value.operand, depth)
+        if isinstance(value, ast.BinOp):
+            return self.is_fresh(value.left, depth) and self.is_fresh(value.right, depth)
+        if isinstance(value, ast.Call):
+            given = (*value.args, *(each.value for each in value.keywords))
+            name = last_name(value.func)
+            return name == "len" or (name in _PLAIN and all(self.is_fresh(each, depth) for each in given))
+        if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+            return all(self.is_fresh(each, depth) for each in value.elts)
+        if isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan"):
+            return True
+        word = word_of(value)
+        if not word or self._names is None or not depth or self.grows(word) or self._names.owner(value):
+            return False
+        held = self._names.value(value.value) if isinstance(value, ast.Attribute) else None
+        if issubclass(type(held), _OPTIONS) and not self._sets(word):
+            return not self._is_doubted(word)
+        return self.are_fresh(word, depth - 1)
+
+
+def _is_of_zeros(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and last_name(value.func) in _ZEROS and len(value.args) < 2

@@ -1,0 +1,121 @@
+"""The blocks of statements around a boundary, and in what the loop calls: which of them begins a count anew in each turn."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from .assignments import base_of, set_anew, word_of
+from .called_bodies import CalledBody, word_called
+from .registered_names import LOOPS, nodes
+
+#: Where statements hold others.
+_BLOCKS = ("body", "orelse", "finalbody")
+
+
+class TurnBlocks:
+    """The loop around a boundary.
+
+    Args:
+        chain: the statement that marks the boundary, and all that it is in.
+        loop: the outermost loop.
+        bodies: what it calls.
+    """
+
+    def __init__(self, chain: list[ast.AST], loop: ast.AST, bodies: list[CalledBody]) -> None:
+        self._chain = {*map(id, chain)}
+        #: By the id of a statement: what it is in, and the statements beside it.
+        self._blocks: dict[int, tuple[ast.AST, list[Any]]] = {}
+        #: By the word of a body, the innermost statements that call it; and by the id of a statement, the body that it is in.
+        self._calls: dict[str, list[ast.stmt]] = {}
+        self._body_of: dict[int, CalledBody] = {}
+        self._words = {each.word for each in bodies}
+        for part in (loop, *(ast.Module(each.statements, []) for each in bodies)):
+            for each in ast.walk(part):
+                for block in (getattr(each, name, None) for name in _BLOCKS):
+                    if isinstance(block, list):
+                        self._blocks |= {id(statement): (each, block) for statement in block}
+        for body in bodies:
+            self._body_of |= {id(each): body for each in nodes(body.statements)}
+        #: By the id of an expression, the innermost statement that it is in.
+        self._statement_of: dict[int, ast.stmt] = {}
+        for statement in [each for _, block in self._blocks.values() for each in block]:
+            if id(statement) not in self._statement_of:
+                self._statement_of |= {id(each): statement for each in (statement, *_own(statement))}
+                for word in self._called_by(statement):
+                    self._calls.setdefault(word, []).append(statement)
+        self._sets = {
+            each.word: {known for node in nodes(each.statements) for known, _ in set_anew(node)}
+            for each in bodies
+        }
+        self._boundary = next((each for each in chain if id(each) in self._blocks), None)
+
+    def is_around_boundary(self, node: ast.AST) -> bool:
+        return id(node) in self._chain
+
+    def caller_of(self, statement: ast.AST) -> str:
+        """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
+        body = self._body_of.get(id(statement))
+        return body.word if body is not None else ""
+
+    def begins_anew(self, word: str, changes: list[Any]) -> bool:
+        """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""
+        if all(self._is_begun(each, word, boundary=False) for each in changes):
+            return True
+        return self._boundary is not None and self._is_begun(self._boundary, word, boundary=True)
+
+    def _is_begun(self, statement: Any, word: str, *, boundary: bool, depth: int = 4) -> bool:
+        """Return whether a statement before this one, in a block around it, sets the count, with no boundary between the two.
+
+        One behind the boundary, in its own block, does so for the next turn, and in a process that begins there.
+        """
+        first = statement
+        statement = self._statement_of.get(id(statement), statement)
+        while id(statement) in self._blocks:
+            outer, block = self._blocks[id(statement)]
+            here = block.index(statement)
+            marked = next((at for at, each in enumerate(block) if id(each) in self._chain), None)
+            for at, each in enumerate(block if boundary else block[:here]):
+                between = not boundary and marked is not None and at < marked <= here
+                if not between and at != here and self._sets_anew(each, word):
+                    return True
+            if boundary and isinstance(outer, LOOPS):
+                return False  # only a part of the turns would have set it
+            statement = outer
+        body = self._body_of.get(id(first))
+        calls = self._calls.get(body.word, []) if body is not None and depth else []
+        return bool(calls) and all(
+            self._is_begun(each, word, boundary=False, depth=depth - 1) for each in calls
+        )
+
+    def _sets_anew(self, statement: ast.stmt, word: str) -> bool:
+        """Return whether a statement sets a word, or what the word is a part of, whatever the values are."""
+        if isinstance(statement, LOOPS):  # as one over the entries of a dict
+            return word.endswith("]") and base_of(word) in {
+                word_of(target.value)
+                for node in nodes([statement])
+                for target in getattr(node, "targets", ())
+                if isinstance(target, ast.Subscript)
+            }
+        if isinstance(statement, ast.If):
+            return False
+        around = [word]
+        while base := base_of(around[-1]):
+            around.append(base)
+        anew = {known for node in nodes([statement]) for known, _ in set_anew(node)}
+        for called in self._called_by(statement):
+            anew |= self._sets.get(called, set())
+            anew |= {called.removesuffix(".clear")} if called.endswith(".clear") else set()
+        return not anew.isdisjoint(around)
+
+    def _called_by(self, statement: ast.stmt) -> set[str]:
+        """Return the words that a statement calls by itself, and not by those in its blocks; also what they call."""
+        called = map(word_called, _own(statement))
+        return {word for word in called if word in self._words or word.endswith(".clear")}
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
+    """Yield the expressions of a statement without those of the statements in it."""
+    held = {id(each) for name in (*_BLOCKS, "handlers") for each in getattr(statement, name, ()) or ()}
+    yield from nodes([each for each in ast.iter_child_nodes(statement) if id(each) not in held])
