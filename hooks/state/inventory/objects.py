@@ -84,7 +84,9 @@ def is_generator(value: object) -> bool:
     """Return whether the value is a random number generator, or what makes new ones: python's, torch's or numpy's."""
     numpy = sys.modules.get("numpy")
     kinds = () if numpy is None else tuple(getattr(numpy.random, name) for name in _NUMPYS)
-    return isinstance(value, (torch.Generator, random.Random, *kinds))
+    return issubclass(
+        type(value), (torch.Generator, random.Random, *kinds)
+    )  # a proxy's `__class__` is code of its own
 
 
 def generator_state(value: Any) -> Any:

@@ -191,6 +191,9 @@ def _is_compiled(child: object) -> bool:
     return type(child) is types.FunctionType and "_torchdynamo_orig_callable" in child.__dict__
 
 
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
 def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield each object that the owner holds, with its step in a path."""
     kind = type(owner)
@@ -200,14 +203,15 @@ def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
             if type(each) is dict:
                 yield from _attributes(each)
     elif issubclass(kind, dict):
-        for key, value in list(owner.items()):
+        for key, value in [*dict.items(owner)]:  # a class of the script may go over its items otherwise
             if type(key) not in ATOMS:
                 yield " (a key)", key
                 yield "[…]", value
             elif key not in SCRATCH:
                 yield f"[{key!r}]", value
-    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
-        for number, value in enumerate(list(owner)):
+    elif issubclass(kind, _SEQUENCES):
+        base: Any = next(each for each in _SEQUENCES if issubclass(kind, each))
+        for number, value in enumerate([*base.__iter__(owner)]):
             yield f"[{number}]", value
     elif kind is types.FunctionType:
         for key, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=False):

@@ -6,15 +6,17 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...inventory.attribute_words import last_name
+from ...inventory.attribute_words import REFILLING, last_name
 
-#: Methods by which a list, a deque or a set keeps what it has, and gets or loses items.
+#: Methods by which a list, a deque or a set keeps what it has, and gets or loses items; and by which a file goes on.
 _CHANGING = frozenset(
     {
         *("add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop"),
-        *("popleft", "remove", "reverse", "rotate", "sort"),
+        *("popleft", "remove", "reverse", "rotate", "sort", "readline", "read"),
     }
 )
+#: Functions that change what they are given first.
+_CHANGING_FIRST = frozenset({"shuffle", "next"})
 
 
 def word_of(node: ast.AST | None) -> str:
@@ -111,16 +113,32 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
         if word := word_of(node.target):
             yield word
     elif isinstance(node, ast.Call):
-        held = node.func.value if isinstance(node.func, ast.Attribute) else None
-        name = last_name(node.func)
-        if name == "shuffle" and node.args:
-            held = node.args[0]
-        if (name in _CHANGING or name == "shuffle") and (word := word_of(held)):
+        if word := word_of(_changed_by_call(node)):
             yield word
     else:
         for word, value in assigned(node):
             if word in words_in(value):
                 yield word
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
+        if isinstance(each, ast.Subscript) and not word_of(each) and (word := word_of(each.value)):
+            yield word  # one item of many
+
+
+def _changed_by_call(node: ast.Call) -> ast.expr | None:
+    name = last_name(node.func)
+    if name in _CHANGING_FIRST and node.args:
+        return node.args[0]
+    held = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if name in _CHANGING:
+        return held
+    if name.endswith("_") and not name.startswith("_") and name not in REFILLING:
+        while isinstance(held, ast.Call) and isinstance(
+            held.func, ast.Attribute
+        ):  # as in `x.mul_(0.9).add_(y)`
+            held = held.func.value
+        return held
+    return None
 
 
 def followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) -> set[str]:
@@ -153,5 +171,8 @@ def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.AugAssign):
         if word := word_of(node.target):
             yield word, node.value
+    elif isinstance(node, ast.Call) and last_name(node.func) in _CHANGING:
+        if word := word_of(getattr(node.func, "value", None)):
+            yield from ((word, each) for each in node.args)
     else:
         yield from assigned(node)

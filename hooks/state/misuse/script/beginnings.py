@@ -17,6 +17,7 @@ from .assignments import (
     base_of,
     changed_by_itself,
     entries_of,
+    expression,
     key_of,
     last_of,
     set_anew,
@@ -30,13 +31,18 @@ _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time"})
 #: Dicts that begin each entry with a 0.
 _ZEROS = frozenset({"defaultdict", "Counter"})
 #: Calls that make a number or a container of what they are given.
-_PLAIN = frozenset({"float", "int", "field", "list", "set", "deque", "range"})
+_PLAIN = frozenset({"float", "int", "field", "list", "set", "deque", "range", "tensor", "array"})
+#: Calls that make a tensor or an array of no data, whatever they are given; and methods that give another form of one.
+_MAKING = frozenset(
+    {"zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "eye", "len"}
+) | {f"{each}_like" for each in ("zeros", "ones", "empty", "full", "rand", "randn")}
+_FORMING = frozenset({"to", "cuda", "cpu", "float", "double", "half", "clone", "detach", "copy", "astype"})
 #: What holds the options of a run. What the source sets in it stands there.
 _OPTIONS = (argparse.Namespace, types.SimpleNamespace, type)
 #: Calls that give attributes by their keywords; classes do so too.
 _GIVING = frozenset({"set_defaults", "replace", "_replace"})
-#: The doubt about all attributes, and about all words.
-_ATTRIBUTES, _ALL = ".", "*"
+#: The doubt about all attributes of a name or a class, and about all words.
+_OF, _ALL = "of ", "*"
 
 
 class _Source:
@@ -55,14 +61,20 @@ class _Source:
         self.grown: Counter[str] = Counter()
         self.shared, self.doubts, self.refilled = set[str](), set[str](), set[str]()
         self._clocked, self._fields = set[str](), dict[str, list[str]]()
-        calls = []
-        for node in statements:
-            if isinstance(node, ast.Call):
-                calls.append(node)
-            elif isinstance(node, (ast.stmt, ast.NamedExpr)):
+        known = [*statements]
+        #: By the id of a node, the class that it is in.
+        self._class_of = {
+            id(inner): each.name
+            for each in known
+            if isinstance(each, ast.ClassDef)
+            for inner in ast.walk(each)
+        }
+        for node in known:
+            if isinstance(node, (ast.stmt, ast.NamedExpr)):
                 self._read(node)
-        for call in calls:
-            self._read_call(call)
+        for node in known:
+            if isinstance(node, ast.Call):
+                self._read_call(node)
 
     def _read(self, node: Any) -> None:
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -108,14 +120,20 @@ class _Source:
 
     def _read_item(self, item: ast.Subscript, value: ast.expr) -> None:
         """Note an entry without a word: of an object's attributes, or with a key that the source does not name."""
-        if last_name(item.value) == "__dict__" or last_name(getattr(item.value, "func", None)) == "vars":
+        if (owner := _owner_of_attributes(item.value)) is not None:
             key = item.slice.value if isinstance(item.slice, ast.Constant) else None
             if isinstance(key, str):
                 self._set(f".{key}", value)
             else:
-                self.doubts.add(_ATTRIBUTES)
+                self._doubt_attributes(owner)
         elif not isinstance(item.slice, ast.Constant):
             self.refilled.add(last_name(item.value))
+            if isinstance(item.slice, ast.Slice) and not self.is_empty(value):
+                self.doubts |= {key_of(word) for word in [word_of(item.value)] if word}
+
+    @staticmethod
+    def is_empty(value: ast.expr | None) -> bool:
+        return isinstance(value, (ast.List, ast.Tuple)) and not value.elts
 
     def _read_call(self, node: ast.Call) -> None:
         self.grown.update(changed_by_itself(node))
@@ -125,16 +143,19 @@ class _Source:
             keys = [
                 each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
             ]
-            self.doubts |= {f".{keys[0]}"} if keys else {_ATTRIBUTES}
+            if keys:
+                self.doubts.add(f".{keys[0]}")
+            elif node.args:
+                self._doubt_attributes(node.args[0])
         elif name == "update" and held is not None:
-            if last_name(held) == "__dict__" or last_name(getattr(held, "func", None)) == "vars":
-                self.doubts.add(_ATTRIBUTES)
+            if (owner := _owner_of_attributes(held)) is not None:
+                self._doubt_attributes(owner)
             elif last_name(getattr(held, "func", None)) in ("globals", "locals"):
                 self.doubts.add(_ALL)
             else:
                 self.refilled.add(last_name(held))
         elif name == "parse_args" and node.args:
-            self.doubts.add(_ATTRIBUTES)
+            self.doubts.add(_OF + argparse.Namespace.__name__)
         elif name[:1].isupper() or name in _GIVING or name in self._fields:
             for field, value in zip(self._fields.get(name, ()), node.args, strict=False):
                 self._set(f".{field}", value)
@@ -144,8 +165,21 @@ class _Source:
                 else:
                     self.doubts |= {f".{field}" for field in self._fields.get(name, ())}
 
+    def _doubt_attributes(self, owner: ast.expr) -> None:
+        """Doubt what the attributes of an object are: of each one of its class, if that is the method's own object."""
+        name = last_name(owner)
+        self.doubts.add(_OF + (self._class_of.get(id(owner), name) if name in ("self", "cls") else name))
+
     def _set(self, key: str, value: ast.expr) -> None:
         self.sets.setdefault(key, []).append(value)
+
+
+def _owner_of_attributes(value: ast.expr) -> ast.expr | None:
+    """Return the object whose attributes an expression is: of `x.__dict__` and `vars(x)` it is `x`."""
+    if isinstance(value, ast.Attribute) and value.attr == "__dict__":
+        return value.value
+    asks = isinstance(value, ast.Call) and last_name(value.func) == "vars"
+    return value.args[0] if asks and isinstance(value, ast.Call) and value.args else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -184,7 +218,11 @@ class Beginnings:
         return [value for each in self._around(word) for value in each.sets.get(key_of(word), ())]
 
     def _is_doubted(self, word: str) -> bool:
-        known = {word, key_of(word), _ALL} | ({_ATTRIBUTES} if key_of(word)[0] == "." else set())
+        known = {word, key_of(word), _ALL}
+        if key_of(word).startswith("."):
+            base = base_of(word)
+            held = self._names.value(expression(base)) if self._names is not None else None
+            known |= {_OF + last_of(base), *(_OF + each.__name__ for each in type(held).__mro__)}
         return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
 
     def grows(self, word: str) -> int:
@@ -206,6 +244,21 @@ class Beginnings:
         sets = self._sets(word)
         return all(self.is_fresh(each, depth) for each in sets) if sets else any(map(_is_of_zeros, made))
 
+    def go_from_the_first(self, word: str) -> bool:
+        """Return whether all iterators that a word is set to begin in each process with their first item."""
+        sets = self._sets(word)
+        return bool(sets) and not self._is_doubted(word) and all(map(self._goes_from_the_first, sets))
+
+    def _goes_from_the_first(self, value: ast.expr) -> bool:
+        if not isinstance(value, ast.Call) or self._names is None:
+            return False
+        for each in (*value.args, *(each.value for each in value.keywords)):
+            held = self._names.value(each) if word_of(each) else None
+            known = held is not None and type(held) not in (int, float) and not self._names.owner(each)
+            if not (known or self.is_fresh(each) or self._goes_from_the_first(each)):
+                return False
+        return True
+
     def is_fresh(self, value: ast.expr, depth: int = 3) -> bool:
         """Return whether an expression is what each process begins with: `0`, `-1.0`, `float("inf")`, `math.inf`, `args.lr * 2`.
 
@@ -218,9 +271,13 @@ class Beginnings:
         if isinstance(value, ast.BinOp):
             return self.is_fresh(value.left, depth) and self.is_fresh(value.right, depth)
         if isinstance(value, ast.Call):
-            given = (*value.args, *(each.value for each in value.keywords))
+            given = (*value.args, *(each.value for each in value.keywords if each.arg != "maxlen"))
             name = last_name(value.func)
-            return name == "len" or (name in _PLAIN and all(self.is_fresh(each, depth) for each in given))
+            if name in _MAKING or name.startswith("init"):
+                return True
+            if name in _FORMING and isinstance(value.func, ast.Attribute):
+                return self.is_fresh(value.func.value, depth)
+            return name in _PLAIN and all(self.is_fresh(each, depth) for each in given)
         if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
             return all(self.is_fresh(each, depth) for each in value.elts)
         if isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan"):

@@ -1,4 +1,4 @@
-"""What a loop's calls execute: the methods of a script's own objects, read as if their statements stood in the loop."""
+"""What a loop's calls execute: functions and methods of the script's own, read as if their statements stood in the loop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MOST = 100
 
 
 class CalledBody(NamedTuple):
-    """The statements of a method or a function, with the words of the loop that calls it.
+    """The statements of a function or a method, with the words of the loop that calls it.
 
     Attributes:
         word: what the loop calls, or asks as a property, as in `meter.add`.
         file: the file of the statements.
-        statements: they, each of which stands in no other body.
+        statements: they, each of which stands in no other body. The first ones give the parameters their values.
     """
 
     word: str
@@ -33,51 +33,55 @@ class CalledBody(NamedTuple):
 
 
 def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> list[CalledBody]:
-    """Return each method that a loop calls, or asks as a property, of an object that is not registered; also what that calls.
+    """Return what a loop calls, or asks as a property, and what that calls.
 
-    Functions are among them that set a global name. What is not the script's own, or in a folder beside it, is left out.
+    Left out are methods of registered objects, and what is not the script's own or in a folder beside it. `names` learns which
+    parameters stand for registered values.
     """
-    seen, found = set[Any](), list[CalledBody]()
+    seen, found = dict[Any, CalledBody | None](), list[CalledBody]()
     waiting = deque(inside)
     while waiting and len(found) < _MOST:
-        for base, name in _asked(waiting.popleft()):
+        node = waiting.popleft()
+        for base, name in _asked(node):
             # An object of several words is read with the first: others of one that has itself would have no end.
             key = (id(names.value(expression(base))) if base else 0, name)
-            if key in seen:
-                continue
-            seen.add(key)
-            function = _function(base, name, names)
+            function = _function(base, name, names) if key not in seen or seen[key] else None
             if function is None or not _is_of_the_script(function.__code__.co_filename, file):
                 continue
-            try:
-                body = _read(function, base, name)
-            except RecursionError:  # a sum of a thousand terms
+            given = [*_given(function, node, bool(base))]
+            for parameter, value in given:
+                names.bind_name(parameter, value)
+            links = [ast.copy_location(ast.Assign([expression(each)], value), value) for each, value in given]
+            if (known := seen.get(key)) is not None:
+                known.statements[:0] = links
                 continue
-            if base or any(isinstance(each, ast.Global) for each in body.statements):
-                found.append(body)
-                waiting += nodes(body.statements)
+            try:
+                body = seen[key] = _read(function, base, name, links)
+            except RecursionError:  # a sum of a thousand terms
+                seen[key] = None
+                continue
+            found.append(body)
+            waiting += nodes(body.statements)
     return found
 
 
 def word_called(node: Any) -> str:
     """Return the word of `CalledBody` for an expression that executes it; "" for any other expression."""
-    return (
-        word_of(node.func)
-        if isinstance(node, ast.Call)
-        else word_of(node)
-        if isinstance(node, ast.Attribute)
-        else ""
-    )
+    if isinstance(node, ast.Call):
+        return word_of(node.func)
+    return word_of(node) if isinstance(node, ast.Attribute) else ""
 
 
 def _asked(node: Any) -> Iterator[tuple[str, str]]:
     """Yield the object, and the method or property, that an expression may execute; without an object for a function."""
-    if isinstance(node, ast.Attribute) and (base := word_of(node.value)):
-        yield base, node.attr
-    elif isinstance(node, ast.Call) and (word := word_of(node.func)):
-        yield word, "__call__"
-        if isinstance(node.func, ast.Name):
+    if isinstance(node, ast.Call) and (word := word_of(node.func)):
+        if isinstance(node.func, ast.Attribute):
+            yield word_of(node.func.value), node.func.attr
+        else:
             yield "", word
+        yield word, "__call__"
+    elif isinstance(node, ast.Attribute) and (base := word_of(node.value)):
+        yield base, node.attr
 
 
 def _function(base: str, name: str, names: RegisteredNames) -> FunctionType | None:
@@ -86,6 +90,10 @@ def _function(base: str, name: str, names: RegisteredNames) -> FunctionType | No
         kinds = type(names.value(expression(base))).__mro__
         found = next((vars(each)[name] for each in kinds if name in vars(each)), None)
         found = found.fget if type(found) is property else found
+    for _ in range(_MOST):
+        if type(found) is not FunctionType or "__wrapped__" not in found.__dict__:
+            break
+        found = found.__dict__["__wrapped__"]  # behind a decorator such as `torch.no_grad()`
     return found if type(found) is FunctionType else None
 
 
@@ -94,12 +102,31 @@ def _is_of_the_script(file: str, script: str) -> bool:
     return file == script or (os.path.abspath(file).startswith(beside) and not is_library(file))
 
 
-def _read(function: FunctionType, base: str, name: str) -> CalledBody:
+def _given(function: FunctionType, call: Any, bound: bool) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the word of each parameter that a call gives a value, and the value."""
+    code = function.__code__
+    positional = [each for each in getattr(call, "args", ()) if not isinstance(each, ast.Starred)]
+    yield from (
+        (_word(function, name), value)
+        for name, value in zip(code.co_varnames[bound : code.co_argcount], positional, strict=False)
+    )
+    for each in getattr(call, "keywords", ()):
+        if each.arg in code.co_varnames:
+            yield _word(function, each.arg), each.value
+
+
+def _word(function: FunctionType, name: str) -> str:
+    """Return a word for a function's own variable that is no other's."""
+    return f"_{function.__code__.co_name}_{name}".replace("<", "").replace(">", "")
+
+
+def _read(function: FunctionType, base: str, name: str, links: Iterable[ast.stmt]) -> CalledBody:
     """Return a function's statements with the loop's words."""
     me, statements = source_of(function)
     word = base if name == "__call__" else f"{base}.{name}" if base else name
     reading = _Reading(function, {me: base} if base else {}, word)
-    return CalledBody(word, function.__code__.co_filename, [reading.visit(each) for each in statements])
+    read = [reading.visit(each) for each in statements]
+    return CalledBody(word, function.__code__.co_filename, [*links, *read])
 
 
 class _Reading(ast.NodeTransformer):
@@ -114,7 +141,7 @@ class _Reading(ast.NodeTransformer):
     def __init__(self, function: FunctionType, words: Mapping[str, str], returned: str) -> None:
         code = function.__code__
         own = {*code.co_varnames, *code.co_cellvars}
-        self._words = {name: f"_{code.co_name}_{name}" for name in own} | {**words}
+        self._words = {name: _word(function, name) for name in own} | {**words}
         self._returned, self._first = returned, code.co_firstlineno
 
     def visit(self, node: ast.AST) -> Any:

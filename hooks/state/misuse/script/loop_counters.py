@@ -10,15 +10,11 @@ from __future__ import annotations
 import ast
 import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
-from ...inventory.attribute_words import SHOWING, last_name, source_of
+from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import (
     caller,
     caller_by_hand,
@@ -28,32 +24,34 @@ from ...inventory.call_stack import (
     statements_at,
 )
 from .assignments import (
-    base_of,
+    assigned,
     changed_by_itself,
     expression,
-    followed,
     last_of,
     word_of,
-    words_in,
 )
 from .beginnings import Beginnings
 from .called_bodies import called_bodies, word_called
+from .carried_values import is_carried, is_iterator
+from .dependence import Dependence
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
-from .turn_blocks import TurnBlocks
+from .turn_blocks import TurnBlocks, leaves_out_turns
 
 log = logging.getLogger("spotguard")
 
 #: The most statements and expressions of a loop that is read: 0.1 s.
 _MOST = 5_000
-_CONTAINERS = (list, deque, set)
 #: The most names of one message.
 _FEW = 3
 
 COUNTED = "%s (%s) begins anew in a resumed run, and training depends on it; %s [SG425]"
 _NUMBER = ", or compute it from the step's number"
-_KEEP = "keep it in a registered dict, as in progress = {'%s': 0}" + _NUMBER
+_KEEP = "keep it in a registered dict, as in progress = {'%s': %s}"
 _REGISTER = "add %s to spotguard.register(…)" + _NUMBER
 _HOLD = "register a dict that holds it, as in progress={'%s': %s}"
+_ITERATE = (
+    "begin it at the step that guard.restore() returns, or wrap a loader in spotguard.ResumableLoader(…)"
+)
 
 AGAIN = (
     "the loop at %s counts from 0 again although training was resumed, so this run trains more steps than an uninterrupted one; write "
@@ -145,136 +143,36 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     turn = TurnBlocks(statements_at(frame), loops[-1], bodies)
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     begun = Beginnings(nodes(scope), parameters, files_beside(code.co_filename) | {*files.values()}, names)
+    depends = Dependence(inside, names, values, turn)
     looped = {*map(id, inside)}
     outside = {word_called(each) for each in nodes(scope) if id(each) not in looped}
-    replayed = _replayed(loops)
+    replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
     for word, changes in sorted(counts.items(), key=lambda found: found[1][0].lineno):
         known = expression(word)
         value = names.value(known)
-        if type(value) not in (int, float) and not (type(value) in _CONTAINERS and value):
+        if names.owner(known) or not is_carried(value, names):
             continue
-        if names.owner(known):
-            continue
-        if not begun.are_fresh(word) or begun.grows(word) > len(changes) or turn.begins_anew(word, changes):
+        begins = begun.go_from_the_first(word) if is_iterator(value) else begun.are_fresh(word)
+        if not begins or begun.grows(word) > len(changes) or turn.begins_anew(word, changes):
             continue
         if word in replayed or any(
             (called := turn.caller_of(each)) and called in outside for each in changes
         ):
             continue  # the script counts again what is done
-        if _matters(inside, word, names, values, turn):
+        if depends.on(word):
             place = files.get(id(changes[0]), code.co_filename)
-            remedy = _HOLD % (last_of(word), word) if type(value) in _CONTAINERS else _KEEP % last_of(word)
-            remedy = _REGISTER % base_of(word) if isinstance(known, ast.Subscript) else remedy
+            remedy = _remedy(known, value, changes)
             yield word, f"{os.path.basename(place)}:{changes[0].lineno}", remedy
 
 
-def _replayed(loops: list[ast.AST]) -> set[str]:
-    """Return the words that loops change before they leave out a turn by its number."""
-    numbers = {word for each in loops for word in words_in(getattr(each, "target", ast.Constant(0)))}
-    changed = set[str]()
-    for loop in loops:
-        passed = set[str]()
-        for each in getattr(loop, "body", ()):
-            passed |= {word for node in nodes([each]) for word in changed_by_itself(node)}
-            leaves = isinstance(each, ast.If) and any(isinstance(one, ast.Continue) for one in each.body)
-            if leaves and numbers & words_in(each.test):
-                changed |= passed
-    return changed
-
-
-def _matters(
-    inside: list[Any], count: str, names: RegisteredNames, values: Mapping[str, Any], turn: TurnBlocks
-) -> bool:
-    """Return whether training surely depends on a count."""
-    follows = followed(inside, count, lambda word: names.owner(expression(word)))
-    return any(_depends(node, follows, names, values, turn) for node in inside)
-
-
-def _depends(
-    node: Any, follows: set[str], names: RegisteredNames, values: Mapping[str, Any], turn: TurnBlocks
-) -> bool:
-    """Return whether a statement or an expression of training depends on what follows from a count."""
-    if isinstance(node, ast.While):
-        return bool(follows & words_in(node.test))
-    if isinstance(node, ast.If):
-        if not follows & words_in(node.test):
-            return False
-        parts = [*nodes([*node.body, *node.orelse])]
-        # A count of micro-batches is 0 again at the boundary that it decides; one beside it decides what is trained next.
-        trains = not turn.is_around_boundary(node) and any(
-            last_name(getattr(each, "func", None)) == "backward" for each in parts
-        )
-        return any(_acts(each, names, values, trains=trains) for each in parts)
-    if isinstance(node, (ast.Assign, ast.AugAssign)) and _changes(node, names):
-        return bool(follows & words_in(node.value))
-    if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
-        return False
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-        return bool(follows & words_in(node.func.value))
-    given = [*node.args, *(each.value for each in node.keywords)]
-    counted = [at for at, each in enumerate(given) if follows & words_in(each)]
-    if not counted:
-        return False
-    if names.owner(node.func):  # a registered object is called, or a method of it, or one of what it holds
-        return True
-    function = names.value(node.func)
-    return (
-        type(function) is FunctionType
-        and any(map(names.owner, given))
-        and any(_sets_by(function, at) for at in counted if at < len(node.args))
-    )
-
-
-def _sets_by(function: FunctionType, at: int) -> bool:
-    """Return whether a function changes something in place by what follows from one of its parameters."""
-    _, statements = source_of(function)
-    inside = [*nodes(statements)] if at < function.__code__.co_argcount else []
-    follows = followed(inside, function.__code__.co_varnames[at], lambda word: False)
-    for node in inside:
-        if isinstance(node, (ast.Assign, ast.AugAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(
-                isinstance(each, (ast.Subscript, ast.Attribute)) for each in targets
-            ) and follows & words_in(node.value):
-                return True
-        elif (
-            isinstance(node, ast.Call)
-            and last_name(node.func).endswith("_")
-            and isinstance(node.func, ast.Attribute)
-        ) and any(follows & words_in(each) for each in (*node.args, *(each.value for each in node.keywords))):
-            return True
-    return False
-
-
-def _changes(node: Any, names: RegisteredNames) -> bool:
-    """Return whether a statement sets a part of a registered value."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(
-        isinstance(each, (ast.Subscript, ast.Attribute)) and names.owner(each.value) for each in targets
-    )
-
-
-def _acts(node: Any, names: RegisteredNames, values: Mapping[str, Any], *, trains: bool) -> bool:
-    """Return whether a statement that a count decides changes training: it ends the loop, or changes a registered value.
-
-    Args:
-        trains: whether a step there is one of what the count decides, and not of what was gathered until then.
-    """
-    if isinstance(node, (ast.Break, ast.Return)):
-        return True
-    if isinstance(node, (ast.Assign, ast.AugAssign)):
-        return _changes(node, names)
-    function = getattr(node, "func", None)
-    owner = names.owner(function.value) if isinstance(function, ast.Attribute) else ""
-    if not owner or not isinstance(function, ast.Attribute):
-        return False
-    value = values[owner]
-    if isinstance(value, Optimizer):
-        return (
-            trains
-            if function.attr == "step"
-            else function.attr != "zero_grad" and not isinstance(function.value, ast.Name)
-        )
-    if isinstance(value, nn.Module):
-        return function.attr == "load_state_dict" or function.attr.endswith("_")
-    return function.attr.endswith("_")
+def _remedy(word: ast.expr, value: Any, changes: list[Any]) -> str:
+    """Return what brings a value back: its dict or one around it, unless only the script can make it again."""
+    name, text = last_of(ast.unparse(word)), ast.unparse(word)
+    if is_iterator(value):
+        return _ITERATE
+    if isinstance(word, ast.Subscript):
+        return _REGISTER % ast.unparse(word.value)
+    if type(value) in (int, float):
+        return _KEEP % (name, "0") + _NUMBER
+    in_place = not any(text in {known for known, _ in assigned(each)} for each in changes)
+    return _HOLD % (name, text) if in_place else _KEEP % (name, "…")

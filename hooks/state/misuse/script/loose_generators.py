@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import logging
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 
 from ...inventory import objects
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import scopes, source_file
+from ...inventory.call_stack import caller, files_beside, scopes, script_functions, source_file, statements_at
 from ...inventory.reachable import MACHINERY, children_of
 from ...inventory.walk import reach
 from ...parts.attribute_watch import mark_of
@@ -27,20 +28,24 @@ from ...parts.loaders.generators import objects as objects_of_loader
 from ..forgotten import reached
 from .assignments import last_of
 from .registered_names import LOOPS
+from .turn_blocks import leaves_out_turns
 
 log = logging.getLogger("spotguard")
 
-#: Looks at boundaries, of a run and behind each restore, at which a generator may be named.
-_LOOKS = 3
-#: Limits of the search in the script's variables, and in what is registered.
-_DEPTH, _OBJECTS, _REGISTERED = 3, 3_000, 50_000
+#: Limits of the search in the script's variables, the items of a container there, and in what is registered.
+_DEPTH, _OBJECTS, _LONG, _REGISTERED = 4, 3_000, 200, 50_000
 _NOT_ENTERED = (*MACHINERY, torch.Tensor, nn.Module, Optimizer)
-_SEEDING, _SETTING = frozenset({"seed", "manual_seed"}), frozenset({"set_state", "setstate", "state"})
+_SEEDING = frozenset({"seed", "manual_seed"})
+_SETTING = frozenset({"set_state", "setstate", "state", "advance", "jumped"})
 
 DRAWS = (
     "%s (%s) draws in each turn and no checkpoint has it, so a resumed run draws its first numbers again; register it in a dict, as in "
     "generators={'%s': %s} [SG425]"
 )
+
+
+class _Variables(dict[str, Any]):
+    """Those of one function or module."""
 
 
 class LooseGenerators:
@@ -56,21 +61,18 @@ class LooseGenerators:
 
     def begin(self) -> None:
         """Begin anew: a restore has changed the values."""
-        self._looks = 0
-        #: By id of a generator: its mark, and the looks in a row at which it had moved.
-        self._seen: dict[int, tuple[Any, int]] = {}
+        #: By id of a generator: it, its mark, and the looks in a row at which it had moved.
+        self._seen: dict[int, tuple[Any, Any, int]] = {}
 
     @property
     def unsettled(self) -> bool:
         """Whether the next boundary tells whether a generator is worth a warning."""
-        return any(row for _, row in self._seen.values())
+        return any(row for _, _, row in self._seen.values())
 
     def look(self) -> None:
         """Warn about the first of them, once. On the training thread, at a boundary."""
-        if self._told or self._looks == _LOOKS:
-            self._seen = {}
+        if self._told:
             return
-        self._looks += 1
         try:
             self._look()
         except Exception:
@@ -81,18 +83,19 @@ class LooseGenerators:
         before, self._seen, found = self._seen, {}, []
         for word, each in _loose():
             mark = _mark(each)
-            known, row = before.get(id(each), (mark, 0))
+            _, known, row = before.get(id(each), (each, mark, 0))
             # A seed of torch's that is another one is of this turn.
             row = row + 1 if known != mark and known[0] == mark[0] else 0
-            self._seen[id(each)] = mark, row
+            self._seen[id(each)] = each, mark, row
             if row == 2:
                 found.append((word, each))
         held = {*map(id, self._held())} if found else set[int]()
         for word, each in found:
-            if held.isdisjoint({id(each), id(_bits(each))}) and not _is_seeded(word):
-                self._told, name = True, last_of(word)
+            if held.isdisjoint({id(each), id(_bits(each))}) and not _is_drawn_again(word):
+                self._told, self._seen = True, {}
                 kind = type(each)
-                log.warning(DRAWS, word, f"{kind.__module__.partition('.')[0]}'s {kind.__name__}", name, word)
+                what = f"{kind.__module__.partition('.')[0]}'s {kind.__name__}"
+                log.warning(DRAWS, word, what, last_of(word), word)
                 return
 
     def _held(self) -> Iterator[Any]:
@@ -102,7 +105,7 @@ class LooseGenerators:
             if len(found) >= _REGISTERED:
                 raise ValueError("too much is registered to tell what is not")
             yield from (one for each in found for one in (each, _bits(each)))
-            if not isinstance(value, _NOT_ENTERED):  # what functions of a dataset use, too
+            if not issubclass(type(value), _NOT_ENTERED):  # what functions of a dataset use, too
                 for _, each in objects_of_loader(value):
                     yield from (each, _bits(each))
 
@@ -110,24 +113,32 @@ class LooseGenerators:
 def _loose() -> Iterator[tuple[str, Any]]:
     """Yield each generator in the variables of the script with its word. None of the script's code runs."""
     known = {id(each) for each in global_generators()}
-    for _, variables in scopes(sys._getframe(1)):
+    spaces = [variables for _, variables in scopes(sys._getframe(1))]
+    files = files_beside(_main())
+    spaces += [vars(each) for each in [*sys.modules.values()] if getattr(each, "__file__", None) in files]
+    for variables in spaces:
         own = {
             name: each for name, each in variables.items() if name.strip("_") and not name.startswith("__")
         }
-        for path, each in reach(own, children_of, _is_entered, depth=_DEPTH, most=_OBJECTS):
+        for path, each in reach(_Variables(own), _children, _is_entered, depth=_DEPTH, most=_OBJECTS):
             # The first step is a name, as `['rng']`.
             name, _, rest = path.removeprefix("['").partition("']")
-            if (
-                objects.is_generator(each)
-                and known.isdisjoint({id(each), id(_bits(each))})
-                and "…" not in rest
-            ):
-                known.add(id(each))
+            if not objects.is_generator(each) or not known.isdisjoint({id(each), id(_bits(each))}):
+                continue
+            known.add(id(each))
+            if "…" not in rest and " " not in rest and "(" not in rest:  # a word that a script may have
                 yield name + rest, each
 
 
+def _children(owner: Any) -> Iterator[tuple[str, Any]]:
+    sized = issubclass(type(owner), (dict, list, tuple, set, frozenset, deque))
+    first = not sized or type(owner).__len__(owner) <= _LONG
+    # The variables of a script may be many, and a longer container in one of them holds data.
+    return children_of(owner) if first or type(owner) is _Variables else iter(())
+
+
 def _is_entered(value: object) -> bool:
-    return not isinstance(value, _NOT_ENTERED) and not objects.is_generator(value)
+    return not issubclass(type(value), _NOT_ENTERED) and not objects.is_generator(value)
 
 
 def _bits(generator: Any) -> Any:
@@ -140,20 +151,29 @@ def _mark(generator: Any) -> tuple[int, Any]:
     return seed, mark_of(generator)
 
 
-def _is_seeded(word: str) -> bool:
-    """Return whether the script's files seed a generator of that name in a loop, or set its state."""
-    name = last_of(word)
-    for file in {code.co_filename for code, _ in scopes(sys._getframe(1)) if code is not None} | _main():
-        tree = source_file(file)
-        looped = {id(node) for each in ast.walk(tree) if isinstance(each, LOOPS) for node in ast.walk(each)}
-        for node in ast.walk(tree):
-            of_it = isinstance(node, ast.Attribute) and last_name(node.value) in (name, "bit_generator")
-            attribute = last_name(node) if of_it else ""
-            if attribute in _SETTING or (attribute in _SEEDING and id(node) in looped):
-                return True
+def _is_drawn_again(word: str) -> bool:
+    """Return whether the script seeds a generator of that name in its turns, sets its state, or leaves out turns behind their draws."""
+    name, functions = last_of(word), set[str]()
+    files = files_beside(_main())
+    for frame in script_functions(caller(sys._getframe(1))):
+        functions.add(frame.f_code.co_name)
+        files.add(frame.f_code.co_filename)
+        loops = [each for each in statements_at(frame) if isinstance(each, LOOPS)]
+        if any(leaves_out_turns(loop, loops) for loop in loops):
+            return True
+    waiting: list[tuple[ast.AST, bool]] = [(source_file(file), False) for file in files]
+    while waiting:
+        node, again = waiting.pop()
+        if isinstance(node, ast.FunctionDef):
+            again = node.name not in {"__init__", *functions}
+        again |= isinstance(node, LOOPS)
+        of_it = isinstance(node, ast.Attribute) and last_name(node.value) in (name, "bit_generator")
+        attribute = last_name(node) if of_it else ""
+        if attribute in _SETTING or (attribute in _SEEDING and again):
+            return True
+        waiting += [(each, again) for each in ast.iter_child_nodes(node)]
     return False
 
 
-def _main() -> set[str]:
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return {file} if isinstance(file, str) else set()
+def _main() -> str:
+    return str(getattr(sys.modules.get("__main__"), "__file__", None) or "")

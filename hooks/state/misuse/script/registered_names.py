@@ -64,10 +64,19 @@ class RegisteredNames:
             node = node.value
         return ""
 
+    def owner_of(self, value: object) -> str:
+        """Return the registered name of an object that is in a registered value; "" if there is none."""
+        return self._registered.get(id(value), "")
+
     def bind(self, node: ast.AST) -> None:
         """Note what the names of a loop stand for."""
         if isinstance(node, (ast.For, ast.AsyncFor)) and (found := self._owner_of_items(node.iter)):
             self._bound |= {each.id: found for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+
+    def bind_name(self, name: str, value: ast.expr) -> None:
+        """Note what a parameter stands for, if that is in a registered value."""
+        if found := self.owner(value):
+            self._bound[name] = found
 
     def _owner_of_items(self, values: ast.expr) -> str:
         """Return the registered name of the value that a loop goes over; of several the first."""

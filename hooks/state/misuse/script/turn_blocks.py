@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .assignments import base_of, set_anew, word_of
+from .assignments import base_of, set_anew, word_of, words_in
 from .called_bodies import CalledBody, word_called
 from .registered_names import LOOPS, nodes
 
@@ -45,14 +45,16 @@ class TurnBlocks:
                 self._statement_of |= {id(each): statement for each in (statement, *_own(statement))}
                 for word in self._called_by(statement):
                     self._calls.setdefault(word, []).append(statement)
-        self._sets = {
-            each.word: {known for node in nodes(each.statements) for known, _ in set_anew(node)}
-            for each in bodies
-        }
+        self._sets = {each.word: {*_always_set(each.statements)} for each in bodies}
+        self._loop = {*map(id, nodes([loop]))}
         self._boundary = next((each for each in chain if id(each) in self._blocks), None)
 
     def is_around_boundary(self, node: ast.AST) -> bool:
         return id(node) in self._chain
+
+    def is_in_loop(self, node: ast.AST) -> bool:
+        """Return whether a statement stands in the loop itself, and in nothing that it calls."""
+        return id(node) in self._loop
 
     def caller_of(self, statement: ast.AST) -> str:
         """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
@@ -98,12 +100,15 @@ class TurnBlocks:
                 for target in getattr(node, "targets", ())
                 if isinstance(target, ast.Subscript)
             }
-        if isinstance(statement, ast.If):
-            return False
         around = [word]
         while base := base_of(around[-1]):
             around.append(base)
-        anew = {known for node in nodes([statement]) for known, _ in set_anew(node)}
+        anew = {*_always_set([statement])}
+        for each in getattr(statement, "targets", ()):
+            if isinstance(each, ast.Subscript) and isinstance(
+                each.slice, ast.Slice
+            ):  # as `del x[:]`, or `x[:] = []`
+                anew.add(word_of(each.value))
         for called in self._called_by(statement):
             anew |= self._sets.get(called, set())
             anew |= {called.removesuffix(".clear")} if called.endswith(".clear") else set()
@@ -113,6 +118,27 @@ class TurnBlocks:
         """Return the words that a statement calls by itself, and not by those in its blocks; also what they call."""
         called = map(word_called, _own(statement))
         return {word for word in called if word in self._words or word.endswith(".clear")}
+
+
+def _always_set(statements: list[ast.stmt]) -> Iterator[str]:
+    """Yield the words that statements set, whatever the values are."""
+    for each in statements:
+        if isinstance(each, (ast.With, ast.AsyncWith)):
+            yield from _always_set(each.body)
+        elif not isinstance(each, (ast.If, ast.Try, ast.Match, *LOOPS)):
+            yield from (word for word, _ in set_anew(each))
+
+
+def leaves_out_turns(statement: ast.AST, loops: Sequence[ast.AST]) -> set[str]:
+    """Return the words that a loop changes, or reads, before a statement in it leaves out a turn by its number."""
+    numbers = {word for each in loops for word in words_in(getattr(each, "target", ast.Constant(0)))}
+    passed, found = set[str](), set[str]()
+    for each in getattr(statement, "body", ()):
+        leaves = isinstance(each, ast.If) and any(isinstance(one, ast.Continue) for one in each.body)
+        if leaves and numbers & words_in(each.test):
+            found |= passed
+        passed |= words_in(each)
+    return found
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:

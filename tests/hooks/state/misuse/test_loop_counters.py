@@ -6,15 +6,17 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -251,8 +253,9 @@ def stops_by_what_a_call_returns(training: Training, guard: Guard) -> None:
 
 def stops_by_an_attribute(training: Training, guard: Guard) -> None:
     stopper = Stopper(5)
-    for _ in guard.steps(3):
+    for _ in range(guard.restore(), 3):
         stopper(training.turn())
+        guard.step()
         if stopper.stop:
             break
 
@@ -347,9 +350,76 @@ def draws_from_a_pool(training: Training, guard: Guard) -> None:
         training.optimizer.step()
 
 
+def carries_hidden_states(training: Training, guard: Guard) -> None:
+    hidden = torch.zeros(3, 2)
+    for _ in guard.steps(3):
+        training.optimizer.zero_grad()
+        hidden = (training.model(torch.randn(3, 4)) + hidden).detach()
+        training.model(hidden @ torch.ones(2, 4)).square().mean().backward()
+        training.optimizer.step()
+
+
+def normalizes(training: Training, guard: Guard) -> None:
+    mean = torch.zeros(4)
+    for _ in guard.steps(3):
+        data = torch.randn(3, 4)
+        mean.mul_(0.9).add_(data.mean(0), alpha=0.1)
+        training.optimizer.zero_grad()
+        training.model(data - mean).square().mean().backward()
+        training.optimizer.step()
+
+
+def fills_a_ring(training: Training, guard: Guard) -> None:
+    ring = np.zeros((4, 4), dtype=np.float32)
+    for step in guard.steps(3):
+        ring[step % 4] = np.random.rand(4)
+        train(training, torch.from_numpy(ring))
+
+
+def train(training: Training, data: torch.Tensor, weight: float = 1.0) -> float:
+    loss = training.model(data).square().mean() * weight
+    loss.backward()
+    training.optimizer.step()
+    return float(loss.detach())
+
+
+def balances(training: Training, guard: Guard) -> None:
+    beta = 1.0
+    for _ in guard.steps(3):
+        loss = train(training, torch.randn(3, 4), beta)
+        if loss > 0:
+            beta *= 2
+
+
+def batches(rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    while True:
+        yield from rows
+
+
+def takes_from_a_generator(training: Training, guard: Guard) -> None:
+    rows = torch.randn(5, 4)
+    source = batches(rows)
+    for _ in guard.steps(3):
+        train(training, next(source))
+
+
+def takes_in_a_circle(training: Training, guard: Guard) -> None:
+    rows = torch.randn(5, 4)
+    source = itertools.cycle(rows)
+    for _ in range(guard.restore(), 3):
+        train(training, next(source))
+        guard.step()
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
+        (carries_hidden_states, "hidden"),
+        (normalizes, "mean"),
+        (fills_a_ring, "ring"),
+        (balances, "beta"),
+        (takes_from_a_generator, "source"),
+        (takes_in_a_circle, "source"),
         (replays, "seen"),
         (shuffles_in_place, "order"),
         (draws_from_a_pool, "pool.images"),
@@ -390,6 +460,8 @@ def test_count_that_training_depends_on_is_named(
         f"add {word.partition('[')[0]} to spotguard.register(…), or compute",
         f"progress = {{'{name}': 0}}, or compute",
         f"progress={{'{name}': {word}}} [SG425]",
+        f"progress = {{'{name}': …}} [SG425]",
+        "begin it at the step that guard.restore() returns",
     )
     assert any(each in line for each in remedies)
 
@@ -638,6 +710,48 @@ class Episode:
         return self.clock >= 2
 
 
+def draws_from_a_generator(training: Training, guard: Guard) -> None:
+    def drawn() -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.randn(3, 4)
+
+    source = drawn()
+    for _ in guard.steps(3):
+        train(training, next(source))
+
+
+def takes_from_where_it_was(training: Training, guard: Guard) -> None:
+    rows, done = torch.randn(5, 4), guard.restore()
+    source = itertools.islice(itertools.cycle(rows), done, None)
+    for _ in range(done, 3):
+        train(training, next(source))
+        guard.step()
+
+
+def changes_its_batch(training: Training, guard: Guard) -> None:
+    for _ in guard.steps(3):
+        data = torch.randn(3, 4)
+        data = data * 2
+        data[0] = 0
+        train(training, data)
+
+
+def shows_a_tensor(training: Training, guard: Guard) -> None:
+    total = torch.zeros(())
+    for _ in guard.steps(3):
+        total = total + train(training, torch.randn(3, 4))
+        print(float(total))
+
+
+def fills_a_slice_anew(training: Training, guard: Guard) -> None:
+    kept: list[torch.Tensor] = []
+    for _ in range(guard.restore(), 3):
+        kept.append(torch.randn(4))
+        train(training, torch.stack(kept))
+        guard.step()
+        del kept[:]
+
+
 def gathers_a_batch(training: Training, guard: Guard) -> None:
     batch: list[torch.Tensor] = []
     done = guard.restore()
@@ -782,6 +896,11 @@ def stops_by_a_registered_object(training: Training, guard: Guard) -> None:
         begins_with_a_restored_option,
         shows_an_average,
         stops_by_a_registered_object,
+        draws_from_a_generator,
+        takes_from_where_it_was,
+        changes_its_batch,
+        shows_a_tensor,
+        fills_a_slice_anew,
         gathers_a_batch,
         shows_its_losses,
         keeps_a_registered_list,

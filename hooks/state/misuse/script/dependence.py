@@ -1,0 +1,95 @@
+"""Whether training surely depends on a value of the script: by a loss, a call of something registered, or how long the loop goes on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...inventory.attribute_words import SHOWING, last_name
+from .assignments import expression, followed, words_in
+from .registered_names import RegisteredNames, nodes
+from .turn_blocks import TurnBlocks
+
+
+class Dependence:
+    """What a loop, and what it calls, does with registered values.
+
+    Args:
+        inside: the statements and expressions.
+        names: the names of registered values in them.
+        values: these values, by name.
+        turn: the blocks of the loop.
+    """
+
+    def __init__(
+        self, inside: list[Any], names: RegisteredNames, values: Mapping[str, Any], turn: TurnBlocks
+    ) -> None:
+        self._inside, self._names, self._values, self._turn = inside, names, values, turn
+
+    def on(self, word: str) -> bool:
+        """Return whether training surely depends on a word."""
+        follows = followed(self._inside, word, lambda each: self._owner(each))
+        return any(self._depends(node, follows) for node in self._inside)
+
+    def _owner(self, word: str) -> str:
+        return self._names.owner(expression(word))
+
+    def _depends(self, node: Any, follows: set[str]) -> bool:
+        """Return whether a statement or an expression of training depends on what follows from the word."""
+        if isinstance(node, ast.While):
+            return self._turn.is_around_boundary(node) and bool(follows & words_in(node.test))
+        if isinstance(node, ast.If):
+            if not follows & words_in(node.test):
+                return False
+            parts = [*nodes([*node.body, *node.orelse])]
+            # A count of micro-batches is 0 again at the boundary that it decides; one beside it decides what is trained next.
+            trains = not self._turn.is_around_boundary(node) and any(
+                last_name(getattr(each, "func", None)) == "backward" for each in parts
+            )
+            return any(self._acts(each, trains=trains) for each in parts)
+        if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):
+            return bool(follows & words_in(node.value))
+        if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
+            return False
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            return bool(follows & words_in(node.func.value))
+        given = [*node.args, *(each.value for each in node.keywords)]
+        if not any(follows & words_in(each) for each in given):
+            return False
+        # A registered object is called, or a method of it, or one of what it holds; or torch changes one in place.
+        changes = last_name(node.func).endswith("_") and any(map(self._owner, words_in(node)))
+        return bool(self._names.owner(node.func)) or changes
+
+    def _changes(self, node: Any) -> bool:
+        """Return whether a statement sets a part of a registered value."""
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(
+            isinstance(each, (ast.Subscript, ast.Attribute)) and self._names.owner(each.value)
+            for each in targets
+        )
+
+    def _acts(self, node: Any, *, trains: bool) -> bool:
+        """Return whether a statement that the word decides changes training: it ends the loop, or changes a registered value.
+
+        Args:
+            trains: whether a step there is one of what the word decides, and not of what was gathered until then.
+        """
+        if isinstance(node, (ast.Break, ast.Return)):
+            return self._turn.is_in_loop(node)
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            return self._changes(node)
+        function = getattr(node, "func", None)
+        owner = self._names.owner(function.value) if isinstance(function, ast.Attribute) else ""
+        if not owner or not isinstance(function, ast.Attribute):
+            return False
+        value = self._values[owner]
+        if isinstance(value, Optimizer):
+            of_it = function.attr != "zero_grad" and not isinstance(function.value, ast.Name)
+            return trains if function.attr == "step" else of_it
+        if isinstance(value, nn.Module):
+            return function.attr == "load_state_dict" or function.attr.endswith("_")
+        return function.attr.endswith("_")
