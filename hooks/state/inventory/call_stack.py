@@ -94,14 +94,14 @@ def is_library(file: str) -> bool:
 
 
 def files_beside(script: str) -> set[str]:
-    """Return the files of the imported modules in a script's folder, and the script's own."""
+    """Return the files of the imported modules in a script's folder, and the script's own; none without a script."""
     path = os.path.abspath(script)
     folder = os.path.dirname(path) + os.sep
     files = {str(getattr(each, "__file__", None) or "") for each in [*sys.modules.values()]} - {path}
     beside = {
         each for each in files if each.endswith(".py") and each.startswith(folder) and not is_library(each)
     }
-    return {script, *sorted(beside)[:_FILES]}
+    return {script, *sorted(beside)[:_FILES]} if script else set()
 
 
 class AttributeSets(NamedTuple):

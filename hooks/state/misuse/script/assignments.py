@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...inventory.attribute_words import REFILLING, last_name
@@ -13,6 +13,26 @@ _CHANGING = frozenset(
     {
         *("add", "append", "appendleft", "discard", "extend", "extendleft", "insert", "pop"),
         *("popleft", "remove", "reverse", "rotate", "sort", "readline", "read"),
+    }
+)
+#: Methods that give a value another place or form, and do so once.
+FORMING = frozenset(
+    {
+        *(
+            "to",
+            "cuda",
+            "cpu",
+            "float",
+            "double",
+            "half",
+            "long",
+            "bool",
+            "clone",
+            "detach",
+            "copy",
+            "astype",
+        ),
+        *("contiguous", "view", "reshape", "squeeze", "unsqueeze", "requires_grad_", "resize_", "numpy"),
     }
 )
 #: Functions that change what they are given first.
@@ -72,6 +92,8 @@ def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             isinstance(each, ast.Starred) for each in (*target.elts, *value.elts)
         ):
             held = value.elts
+        elif isinstance(value, ast.Call):
+            held = [_one_of(value, at) for at in range(len(target.elts))]
         for part, each in zip(target.elts, held, strict=False):
             yield from _given(part, each)
     elif isinstance(target, ast.Starred):
@@ -79,6 +101,20 @@ def _given(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif word := word_of(target):
         yield word, value
         yield from _entries(word, value)
+
+
+def word_at(word: str, at: int) -> str:
+    """Return a word for one of the values that a function returns together."""
+    return f"{word}__at{at}"
+
+
+def _one_of(call: ast.Call, at: int) -> ast.expr:
+    """Return what one of the values follows from that a call returns: itself, the object and what that is given."""
+    held = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    word = word_of(call.func)
+    own = [expression(word_at(word, at))] if word else []
+    given = [*own, *held, *call.args, *(each.value for each in call.keywords)]
+    return ast.copy_location(ast.Tuple(given, ast.Load()), call)
 
 
 def _entries(word: str, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -117,12 +153,41 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
             yield word
     else:
         for word, value in assigned(node):
-            if word in words_in(value):
+            if word in words_in(value) and not _is_formed(value, word):
                 yield word
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
-        if isinstance(each, ast.Subscript) and not word_of(each) and (word := word_of(each.value)):
+        item = isinstance(each, ast.Subscript) and not word_of(each) and not is_of_many(each.slice)
+        if item and (word := word_of(getattr(each, "value", None))):
             yield word  # one item of many
+
+
+def is_of_many(index: ast.expr) -> bool:
+    return any(isinstance(each, ast.Slice) or getattr(each, "value", None) is ... for each in ast.walk(index))
+
+
+def _is_formed(value: ast.expr, word: str) -> bool:
+    """Return whether a value is a word's in another form or place, or one that is refilled as a whole."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if value.func.attr in REFILLING:
+            return True
+        if value.func.attr not in FORMING:
+            return False
+        value = value.func.value
+    return word_of(value) == word
+
+
+def refilled(node: ast.AST) -> Iterator[str]:
+    """Yield the words whose values a call sets as a whole, as in `x.zero_()`, `x.normal_().mul_(2)` and `np.copyto(x, y)`."""
+    while isinstance(node, ast.Call):
+        name = last_name(node.func)
+        held = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in REFILLING or name in ("seek", "clear"):
+            while isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute):
+                held = held.func.value
+            if word := word_of(node.args[0] if name == "copyto" and node.args else held):
+                yield word
+        node = held or ast.Constant(None)
 
 
 def _changed_by_call(node: ast.Call) -> ast.expr | None:
@@ -132,39 +197,26 @@ def _changed_by_call(node: ast.Call) -> ast.expr | None:
     held = node.func.value if isinstance(node.func, ast.Attribute) else None
     if name in _CHANGING:
         return held
-    if name.endswith("_") and not name.startswith("_") and name not in REFILLING:
-        while isinstance(held, ast.Call) and isinstance(
-            held.func, ast.Attribute
-        ):  # as in `x.mul_(0.9).add_(y)`
-            held = held.func.value
-        return held
-    return None
+    if name.startswith("_") or not name.endswith("_") or name in REFILLING | FORMING:
+        return None
+    while isinstance(held, ast.Call) and isinstance(held.func, ast.Attribute):  # as in `x.mul_(0.9).add_(y)`
+        if held.func.attr in REFILLING:
+            return None
+        held = held.func.value
+    return held
 
 
-def followed(inside: Iterable[Any], word: str, leaves: Callable[[str], object]) -> set[str]:
-    """Return a word and all that follows from it: in assignments, and in those that a condition on it decides.
+def edges(inside: Iterable[Any]) -> Iterator[tuple[Any, set[str], set[str]]]:
+    """Yield each statement or call that gives words a value, those that it follows from, and these words.
 
-    Args:
-        inside: the statements and expressions.
-        leaves: tells the words that are left out, with all that follows only from them.
+    An assignment follows from its value, and all assignments within a condition from that.
     """
-    made: dict[str, set[str]] = {}
     for node in inside:
         if isinstance(node, ast.If):
             parts = (each for part in (*node.body, *node.orelse) for each in ast.walk(part))
-            targets = {target for each in parts for target, _ in _set_by(each)}
-            for each in words_in(node.test):
-                made.setdefault(each, set()).update(targets)
+            yield node, words_in(node.test), {target for each in parts for target, _ in _set_by(each)}
         for target, value in _set_by(node):
-            for each in words_in(value):
-                made.setdefault(each, set()).add(target)
-    follows, waiting = {word}, [word]
-    while waiting:
-        for target in made.get(waiting.pop(), ()):
-            if target not in follows and not leaves(target):
-                follows.add(target)
-                waiting.append(target)
-    return follows
+            yield node, words_in(value), {target}
 
 
 def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:

@@ -8,11 +8,13 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import source_file
 from .assignments import (
+    FORMING,
     assigned,
     base_of,
     changed_by_itself,
@@ -20,6 +22,7 @@ from .assignments import (
     expression,
     key_of,
     last_of,
+    refilled,
     set_anew,
     word_of,
     words_in,
@@ -32,11 +35,10 @@ _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time"})
 _ZEROS = frozenset({"defaultdict", "Counter"})
 #: Calls that make a number or a container of what they are given.
 _PLAIN = frozenset({"float", "int", "field", "list", "set", "deque", "range", "tensor", "array"})
-#: Calls that make a tensor or an array of no data, whatever they are given; and methods that give another form of one.
-_MAKING = frozenset(
-    {"zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "eye", "len"}
-) | {f"{each}_like" for each in ("zeros", "ones", "empty", "full", "rand", "randn")}
-_FORMING = frozenset({"to", "cuda", "cpu", "float", "double", "half", "clone", "detach", "copy", "astype"})
+#: Calls that make a tensor or an array of no data, whatever they are given.
+_MAKING = frozenset({"zeros", "ones", "empty", "rand", "randn", "randint", "arange", "eye"}) | {
+    f"{each}_like" for each in ("zeros", "ones", "empty", "full", "rand", "randn")
+}
 #: What holds the options of a run. What the source sets in it stands there.
 _OPTIONS = (argparse.Namespace, types.SimpleNamespace, type)
 #: Calls that give attributes by their keywords; classes do so too.
@@ -53,6 +55,7 @@ class _Source:
         grown: how often a word is changed by what it was.
         shared: names that several functions set.
         doubts: words, and keys of words, with a value that is not known.
+        given: words that get other values in place, as `x.copy_(saved)` gives them.
         refilled: the last names of dicts that get entries which the source does not name.
     """
 
@@ -60,6 +63,7 @@ class _Source:
         self.sets: dict[str, list[ast.expr]] = {}
         self.grown: Counter[str] = Counter()
         self.shared, self.doubts, self.refilled = set[str](), set[str](), set[str]()
+        self.given = set[str]()
         self._clocked, self._fields = set[str](), dict[str, list[str]]()
         known = [*statements]
         #: By the id of a node, the class that it is in.
@@ -130,6 +134,7 @@ class _Source:
             self.refilled.add(last_name(item.value))
             if isinstance(item.slice, ast.Slice) and not self.is_empty(value):
                 self.doubts |= {key_of(word) for word in [word_of(item.value)] if word}
+                self.given |= {word_of(item.value)}
 
     @staticmethod
     def is_empty(value: ast.expr | None) -> bool:
@@ -137,6 +142,7 @@ class _Source:
 
     def _read_call(self, node: ast.Call) -> None:
         self.grown.update(changed_by_itself(node))
+        self.given |= {*refilled(node)}
         name = last_name(node.func)
         held = getattr(node.func, "value", None)
         if name in ("setattr", "__setattr__"):
@@ -223,6 +229,8 @@ class Beginnings:
             base = base_of(word)
             held = self._names.value(expression(base)) if self._names is not None else None
             known |= {_OF + last_of(base), *(_OF + each.__name__ for each in type(held).__mro__)}
+        if any(word in each.given for each in (self._own, *self._files)):
+            return True
         return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
 
     def grows(self, word: str) -> int:
@@ -252,6 +260,11 @@ class Beginnings:
     def _goes_from_the_first(self, value: ast.expr) -> bool:
         if not isinstance(value, ast.Call) or self._names is None:
             return False
+        function = self._names.value(value.func)
+        if type(function) is FunctionType:  # it may know by itself where to begin
+            outer = [function.__globals__.get(name) for name in function.__code__.co_names]
+            if function.__code__.co_freevars or any(type(each) is int for each in outer):
+                return False
         for each in (*value.args, *(each.value for each in value.keywords)):
             held = self._names.value(each) if word_of(each) else None
             known = held is not None and type(held) not in (int, float) and not self._names.owner(each)
@@ -273,9 +286,11 @@ class Beginnings:
         if isinstance(value, ast.Call):
             given = (*value.args, *(each.value for each in value.keywords if each.arg != "maxlen"))
             name = last_name(value.func)
-            if name in _MAKING or name.startswith("init"):
+            if name in _MAKING:
                 return True
-            if name in _FORMING and isinstance(value.func, ast.Attribute):
+            if name in ("len", "full") or name.startswith("init"):
+                return self._goes_from_the_first(value)
+            if name in FORMING and isinstance(value.func, ast.Attribute):
                 return self.is_fresh(value.func.value, depth)
             return name in _PLAIN and all(self.is_fresh(each, depth) for each in given)
         if isinstance(value, (ast.List, ast.Tuple, ast.Set)):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...inventory.attribute_words import source_of
 from ...inventory.call_stack import is_library
-from .assignments import expression, word_of
+from .assignments import expression, word_at, word_of
 from .registered_names import RegisteredNames, nodes
 
 #: The most bodies that are read for one loop.
@@ -125,8 +125,8 @@ def _read(function: FunctionType, base: str, name: str, links: Iterable[ast.stmt
     me, statements = source_of(function)
     word = base if name == "__call__" else f"{base}.{name}" if base else name
     reading = _Reading(function, {me: base} if base else {}, word)
-    read = [reading.visit(each) for each in statements]
-    return CalledBody(word, function.__code__.co_filename, [*links, *read])
+    module = reading.visit(ast.Module(statements, []))
+    return CalledBody(word, function.__code__.co_filename, [*links, *module.body])
 
 
 class _Reading(ast.NodeTransformer):
@@ -156,7 +156,10 @@ class _Reading(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         return node  # what it returns is not returned here
 
-    def visit_Return(self, node: ast.Return) -> ast.stmt:
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         self.generic_visit(node)
-        made: ast.stmt = ast.Assign([expression(self._returned)], node.value or ast.Constant(None))
-        return ast.copy_location(made, node)
+        value = node.value or ast.Constant(None)
+        made: list[ast.stmt] = [ast.Assign([expression(self._returned)], value)]
+        for at, each in enumerate(value.elts if isinstance(value, ast.Tuple) else ()):
+            made.append(ast.Assign([expression(word_at(self._returned, at))], each))
+        return [ast.copy_location(each, node) for each in made]

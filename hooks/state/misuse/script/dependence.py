@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
-from .assignments import expression, followed, words_in
+from .assignments import edges, expression, words_in
 from .registered_names import RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
 
@@ -29,36 +29,58 @@ class Dependence:
         self, inside: list[Any], names: RegisteredNames, values: Mapping[str, Any], turn: TurnBlocks
     ) -> None:
         self._inside, self._names, self._values, self._turn = inside, names, values, turn
+        self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
+        self._follows: dict[str, int] = {}
 
     def on(self, word: str) -> bool:
         """Return whether training surely depends on a word."""
-        follows = followed(self._inside, word, lambda each: self._owner(each))
-        return any(self._depends(node, follows) for node in self._inside)
+        conditions = [each for each in self._inside if isinstance(each, ast.If)]
+        if any(self._turn.is_around_boundary(each) and word in words_in(each.test) for each in conditions):
+            return False  # a count of micro-batches, which is 0 again at the boundary that it decides
+        self._follow(word)
+        return any(map(self._depends, self._inside))
+
+    def _follow(self, word: str) -> None:
+        """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""
+        self._follows = {word: 0}
+        found = True
+        while found:
+            found = False
+            for node, words, targets in self._edges:
+                if not self._meets(node, words):
+                    continue
+                for target in targets:
+                    own = self._turn.is_in_loop(node) and target in self._turn.always_set
+                    line = node.lineno if own else 0
+                    if line < self._follows.get(target, line + 1) and not self._owner(target):
+                        self._follows[target], found = line, True
+
+    def _meets(self, node: Any, words: set[str]) -> bool:
+        """Return whether one of the words follows from the value, where a statement or a call stands."""
+        lines = [self._follows[each] for each in words if each in self._follows]
+        return bool(lines) and (not self._turn.is_in_loop(node) or node.lineno >= min(lines))
 
     def _owner(self, word: str) -> str:
         return self._names.owner(expression(word))
 
-    def _depends(self, node: Any, follows: set[str]) -> bool:
+    def _depends(self, node: Any) -> bool:
         """Return whether a statement or an expression of training depends on what follows from the word."""
         if isinstance(node, ast.While):
-            return self._turn.is_around_boundary(node) and bool(follows & words_in(node.test))
+            return self._turn.is_around_boundary(node) and self._meets(node, words_in(node.test))
         if isinstance(node, ast.If):
-            if not follows & words_in(node.test):
+            if self._turn.is_around_boundary(node) or not self._meets(node, words_in(node.test)):
                 return False
             parts = [*nodes([*node.body, *node.orelse])]
-            # A count of micro-batches is 0 again at the boundary that it decides; one beside it decides what is trained next.
-            trains = not self._turn.is_around_boundary(node) and any(
-                last_name(getattr(each, "func", None)) == "backward" for each in parts
-            )
+            trains = any(last_name(getattr(each, "func", None)) == "backward" for each in parts)
             return any(self._acts(each, trains=trains) for each in parts)
         if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):
-            return bool(follows & words_in(node.value))
+            return self._meets(node, words_in(node.value))
         if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-            return bool(follows & words_in(node.func.value))
+            return self._meets(node, words_in(node.func.value))
         given = [*node.args, *(each.value for each in node.keywords)]
-        if not any(follows & words_in(each) for each in given):
+        if not any(self._meets(node, words_in(each)) for each in given):
             return False
         # A registered object is called, or a method of it, or one of what it holds; or torch changes one in place.
         changes = last_name(node.func).endswith("_") and any(map(self._owner, words_in(node)))

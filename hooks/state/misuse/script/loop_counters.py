@@ -145,14 +145,21 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     begun = Beginnings(nodes(scope), parameters, files_beside(code.co_filename) | {*files.values()}, names)
     depends = Dependence(inside, names, values, turn)
     looped = {*map(id, inside)}
-    outside = {word_called(each) for each in nodes(scope) if id(each) not in looped}
+    before = [each for each in nodes(scope) if id(each) not in looped]
+    outside = {word_called(each) for each in before}
+    given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
-    for word, changes in sorted(counts.items(), key=lambda found: found[1][0].lineno):
+    for word, found in sorted(counts.items(), key=lambda each: each[1][0].lineno):
+        changes = [each for each in found if not turn.is_item_of_a_loop(each)]
+        if not changes:
+            continue
         known = expression(word)
         value = names.value(known)
         if names.owner(known) or not is_carried(value, names):
             continue
-        begins = begun.go_from_the_first(word) if is_iterator(value) else begun.are_fresh(word)
+        begins = begun.are_fresh(word)
+        if is_iterator(value):  # the script may have wound it
+            begins = begun.go_from_the_first(word) and word not in given
         if not begins or begun.grows(word) > len(changes) or turn.begins_anew(word, changes):
             continue
         if word in replayed or any(

@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .assignments import base_of, set_anew, word_of, words_in
+from .assignments import base_of, is_of_many, refilled, set_anew, word_of, words_in
 from .called_bodies import CalledBody, word_called
 from .registered_names import LOOPS, nodes
 
+#: Statements behind which nothing of the turn runs.
+_LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 #: Where statements hold others.
 _BLOCKS = ("body", "orelse", "finalbody")
 
@@ -47,6 +49,10 @@ class TurnBlocks:
                     self._calls.setdefault(word, []).append(statement)
         self._sets = {each.word: {*_always_set(each.statements)} for each in bodies}
         self._loop = {*map(id, nodes([loop]))}
+        #: The words that each turn sets anew in the loop's own statements, also those of loops in it.
+        self.always_set = {
+            word for each in nodes([loop]) if isinstance(each, LOOPS) for word in _always_set(each.body)
+        }
         self._boundary = next((each for each in chain if id(each) in self._blocks), None)
 
     def is_around_boundary(self, node: ast.AST) -> bool:
@@ -60,6 +66,17 @@ class TurnBlocks:
         """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
         body = self._body_of.get(id(statement))
         return body.word if body is not None else ""
+
+    def is_item_of_a_loop(self, change: Any) -> bool:
+        """Return whether a change sets one item of each that a loop within the turn goes over, and so all of them."""
+        numbers = set[str]()
+        statement = self._statement_of.get(id(change), change)
+        while id(statement) in self._blocks:
+            statement, _ = self._blocks[id(statement)]
+            if isinstance(statement, ast.For) and not self.is_around_boundary(statement):
+                numbers |= words_in(statement.target)
+        targets = (each for each in getattr(change, "targets", ()) if isinstance(each, ast.Subscript))
+        return any(numbers & words_in(each.slice) for each in targets)
 
     def begins_anew(self, word: str, changes: list[Any]) -> bool:
         """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""
@@ -93,40 +110,51 @@ class TurnBlocks:
 
     def _sets_anew(self, statement: ast.stmt, word: str) -> bool:
         """Return whether a statement sets a word, or what the word is a part of, whatever the values are."""
-        if isinstance(statement, LOOPS):  # as one over the entries of a dict
-            return word.endswith("]") and base_of(word) in {
-                word_of(target.value)
-                for node in nodes([statement])
+        if isinstance(
+            statement, (ast.For, ast.AsyncFor)
+        ):  # as one over the items of a dict, an array or a list
+            numbers = words_in(statement.target)
+            return any(
+                isinstance(target, ast.Subscript)
+                and word_of(target.value) in (word, base_of(word))
+                and numbers & words_in(target.slice)
+                for node in nodes(statement.body)
                 for target in getattr(node, "targets", ())
-                if isinstance(target, ast.Subscript)
-            }
+            )
         around = [word]
         while base := base_of(around[-1]):
             around.append(base)
         anew = {*_always_set([statement])}
-        for each in getattr(statement, "targets", ()):
-            if isinstance(each, ast.Subscript) and isinstance(
-                each.slice, ast.Slice
-            ):  # as `del x[:]`, or `x[:] = []`
-                anew.add(word_of(each.value))
         for called in self._called_by(statement):
             anew |= self._sets.get(called, set())
-            anew |= {called.removesuffix(".clear")} if called.endswith(".clear") else set()
         return not anew.isdisjoint(around)
 
     def _called_by(self, statement: ast.stmt) -> set[str]:
         """Return the words that a statement calls by itself, and not by those in its blocks; also what they call."""
         called = map(word_called, _own(statement))
-        return {word for word in called if word in self._words or word.endswith(".clear")}
+        return {word for word in called if word in self._words}
 
 
-def _always_set(statements: list[ast.stmt]) -> Iterator[str]:
-    """Yield the words that statements set, whatever the values are."""
+def _always_set(statements: list[ast.stmt]) -> set[str]:
+    """Return the words that statements set, whatever the values are."""
+    found = set[str]()
     for each in statements:
         if isinstance(each, (ast.With, ast.AsyncWith)):
-            yield from _always_set(each.body)
-        elif not isinstance(each, (ast.If, ast.Try, ast.Match, *LOOPS)):
-            yield from (word for word, _ in set_anew(each))
+            found |= _always_set(each.body)
+        elif isinstance(each, ast.If):
+            found |= _always_set(each.body) & _always_set(each.orelse)
+        elif isinstance(each, ast.Try):
+            ends = [_always_set(one.body) for one in each.handlers if not isinstance(one.body[-1], _LEAVING)]
+            found |= _always_set(each.body).intersection(*ends) | _always_set(each.finalbody)
+        elif isinstance(each, ast.While):
+            found |= _always_set(each.body) if getattr(each.test, "value", False) is True else set()
+        elif not isinstance(each, (ast.Match, ast.For, ast.AsyncFor)):
+            found |= {word for word, _ in set_anew(each)}
+            found |= {word for one in ast.walk(each) for word in refilled(one)}
+            for target in getattr(each, "targets", ()):
+                if isinstance(target, ast.Subscript) and is_of_many(target.slice):  # `del x[:]`, `x[...] = y`
+                    found.add(word_of(target.value))
+    return found
 
 
 def leaves_out_turns(statement: ast.AST, loops: Sequence[ast.AST]) -> set[str]:

@@ -752,6 +752,97 @@ def fills_a_slice_anew(training: Training, guard: Guard) -> None:
         del kept[:]
 
 
+def sets_it_in_each_branch(training: Training, guard: Guard) -> None:
+    for step in guard.steps(3):
+        if step < 1:
+            rate = 0.1
+        elif step < 2:
+            rate = 0.2
+        else:
+            rate = 0.3
+        rate *= 0.5
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        training.turn()
+
+
+def refills_a_buffer(training: Training, guard: Guard) -> None:
+    noise, mask, rows = torch.empty(3, 4), torch.zeros(3, 4), torch.zeros(3, 4)
+    for step in guard.steps(3):
+        noise.normal_().mul_(0.1)
+        mask.zero_()
+        mask[step % 3] = 1
+        for number in range(3):
+            rows[number] = torch.randn(4)
+        train(training, noise * mask + rows)
+
+
+def moves_it_to_the_device(training: Training, guard: Guard) -> None:
+    weights = torch.ones(4)
+    for _ in guard.steps(3):
+        data = torch.randn(3, 4)
+        weights = weights.to(data.device)
+        train(training, data * weights)
+
+
+def counts_micro_batches(training: Training, guard: Guard) -> None:
+    batches, step = 0, guard.restore()
+    while True:
+        training.loss().backward()
+        batches += 1
+        if batches % 2 == 0:
+            for group in training.optimizer.param_groups:
+                group["lr"] = 0.1 / (1 + step)
+            training.optimizer.step()
+            step += 1
+            guard.step()
+            if step >= 3:
+                break
+
+
+class Averaged:
+    """Returns what is shown beside what is trained."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def turn(self, training: Training) -> tuple[Any, float]:
+        loss = training.loss()
+        self.mean = 0.9 * self.mean + 0.1 * float(loss.detach())
+        return loss, self.mean
+
+
+def shows_what_is_returned(training: Training, guard: Guard) -> None:
+    averaged = Averaged()
+    for _ in guard.steps(3):
+        loss, shown = averaged.turn(training)
+        loss.backward()
+        training.optimizer.step()
+        print(shown)
+
+
+def shows_under_another_values_name(training: Training, guard: Guard) -> None:
+    number, running = 0, 0.0
+    for _ in guard.steps(3):
+        loss = training.loss()
+        loss.backward()
+        training.optimizer.step()
+        number += 1
+        running += float(loss.detach())
+        if number % 2 == 0:
+            loss = running / number
+            print(loss)
+
+
+def winds_its_iterator(training: Training, guard: Guard) -> None:
+    rows, done = torch.randn(5, 4), guard.restore()
+    source = itertools.cycle(rows)
+    next(itertools.islice(source, done, done), None)
+    for _ in range(done, 3):
+        train(training, next(source))
+        guard.step()
+
+
 def gathers_a_batch(training: Training, guard: Guard) -> None:
     batch: list[torch.Tensor] = []
     done = guard.restore()
@@ -896,6 +987,13 @@ def stops_by_a_registered_object(training: Training, guard: Guard) -> None:
         begins_with_a_restored_option,
         shows_an_average,
         stops_by_a_registered_object,
+        sets_it_in_each_branch,
+        refills_a_buffer,
+        moves_it_to_the_device,
+        counts_micro_batches,
+        shows_what_is_returned,
+        shows_under_another_values_name,
+        winds_its_iterator,
         draws_from_a_generator,
         takes_from_where_it_was,
         changes_its_batch,
