@@ -16,6 +16,8 @@ from .registered_names import RegisteredNames, nodes
 
 #: The most bodies that are read for one loop.
 _MOST = 100
+#: The most values that a function returns together, if its source does not tell how many.
+_TOGETHER = 4
 
 
 class CalledBody(NamedTuple):
@@ -160,6 +162,7 @@ class _Reading(ast.NodeTransformer):
         self.generic_visit(node)
         value = node.value or ast.Constant(None)
         made: list[ast.stmt] = [ast.Assign([expression(self._returned)], value)]
-        for at, each in enumerate(value.elts if isinstance(value, ast.Tuple) else ()):
+        # What is returned under one name may be several values.
+        for at, each in enumerate(value.elts if isinstance(value, ast.Tuple) else [value] * _TOGETHER):
             made.append(ast.Assign([expression(word_at(self._returned, at))], each))
         return [ast.copy_location(each, node) for each in made]

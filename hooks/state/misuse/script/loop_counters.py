@@ -1,8 +1,9 @@
-"""Numbers that a script counts in its loop, that training depends on, and that no checkpoint has.
+"""Values that a script's loop carries from turn to turn, that training depends on, and that no checkpoint has.
 
-A resumed run counts from the first value again: of the updates of an average, of the steps of a schedule by hand, of turns without
-gain. The source of the functions around `guard.step()` tells what is counted, and what follows from it. In doubt nothing is named.
-A count that is only shown is no state, and neither is one that each turn begins anew, or that the script sets by what was restored.
+A resumed run begins them anew: counts of updates, of a schedule by hand, of turns without gain; replay buffers, hidden states, running
+means, iterators. The source of the functions around `guard.step()`, and of what they call, tells what is carried and what follows from
+it. In doubt nothing is named. What is only shown is no state, and neither is what each turn begins anew, or what the script sets by
+what was restored.
 """
 
 from __future__ import annotations
@@ -89,14 +90,14 @@ def _has_a_fixed_end(frame: FrameType) -> bool:
 
 
 def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return the counts of the loops around a boundary that a resumed run begins anew. It raises nothing: the script is any code.
+    """Return what the loops around a boundary carry on and a resumed run begins anew. It raises nothing: the script is any code.
 
     Args:
         frame: a frame of `guard.step()`.
         values: the registered values, by name.
 
     Returns:
-        The values of `COUNTED`: the names, the place of the first count, and a remedy. None if nothing is found.
+        The values of `COUNTED`: the words, the place at which the first one changes, and a remedy. None if nothing is found.
     """
     try:
         found = [each for function in script_functions(caller(frame)) for each in _counted(function, values)]
@@ -122,7 +123,7 @@ def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
 
 
 def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the word and the place of each such count in a function, and a remedy."""
+    """Yield each such word of a function, the place at which it changes, and a remedy."""
     loops, scope = _loops(frame)
     inside = [*nodes(loops[-1:])]
     if not 0 < len(inside) <= _MOST:

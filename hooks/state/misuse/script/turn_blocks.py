@@ -130,9 +130,8 @@ class TurnBlocks:
         return not anew.isdisjoint(around)
 
     def _called_by(self, statement: ast.stmt) -> set[str]:
-        """Return the words that a statement calls by itself, and not by those in its blocks; also what they call."""
-        called = map(word_called, _own(statement))
-        return {word for word in called if word in self._words}
+        """Return the words of bodies that a statement calls by itself, and not by those in its blocks."""
+        return self._words.intersection(map(word_called, _own(statement)))
 
 
 def _always_set(statements: list[ast.stmt]) -> set[str]:
