@@ -25,7 +25,7 @@ from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
 from .carried_gradient import CarriedGradient
 from .loop_order import LoopOrder, Misplaced, call_path
-from .script.loop_source import mistakes
+from .script.loop_counters import mistakes
 from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
 
 log = logging.getLogger("spotguard")

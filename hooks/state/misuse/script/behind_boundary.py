@@ -80,7 +80,7 @@ def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str
         file = os.path.basename(each.f_code.co_filename)
         for name, line in _changes(behind, names, values):
             return CHANGES, name, f"{file}:{line}", boundary
-        if any(map(_trains_by_chance, values.values())):
+        if any(map(trains_by_chance, values.values())):
             for name, line in _draws(behind, names):
                 return DRAWS, name, f"{file}:{line}", boundary
         if looped:
@@ -132,7 +132,7 @@ def _changes(
                 yield name, node.lineno
 
 
-def _trains_by_chance(value: Any) -> bool:
+def trains_by_chance(value: Any) -> bool:
     """Return whether training with a registered value surely draws from torch's generator."""
     if isinstance(value, nn.Module):
         return any(isinstance(each, _DropoutNd) and each.p > 0 for each in value.modules())

@@ -32,6 +32,8 @@ from .assignments import (
     word_of,
 )
 from .beginnings import Beginnings
+from .behind_boundary import changed_behind
+from .behind_restore import changed_behind_restore
 from .called_bodies import called_bodies, word_called
 from .carried_values import is_carried, is_iterator
 from .dependence import Dependence
@@ -58,6 +60,24 @@ AGAIN = (
     "the loop at %s counts from 0 again although training was resumed, so this run trains more steps than an uninterrupted one; write "
     "`for step in range(guard.restore(), total)`, or loop over guard.steps(total)"
 )
+
+
+def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> Iterator[tuple[str, ...]]:
+    """Yield each mistake as a message and its values.
+
+    Args:
+        frame: a frame of `guard.step()`.
+        values: the registered values, by name.
+        resumed: whether a checkpoint was restored.
+    """
+    if (change := changed_behind(frame, values)) is not None:
+        yield change
+    if (setup := changed_behind_restore(frame, values)) is not None:
+        yield setup
+    if (counted := loop_counters(frame, values)) is not None:
+        yield COUNTED, *counted
+    if resumed and (place := begins_again(frame)):
+        yield AGAIN, place
 
 
 def begins_again(frame: FrameType | None) -> str:

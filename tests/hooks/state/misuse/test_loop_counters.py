@@ -55,6 +55,14 @@ class Training:
 Script = Callable[[Training, Guard], None]
 
 
+def play(script: Script) -> None:
+    """A run of a script, from its first step on."""
+    training = Training()
+    with guarded(WatchedStore(), training.values) as guard:
+        guard.restore()
+        script(training, guard)
+
+
 def averages(training: Training, guard: Guard) -> None:
     updates = 0
     for _ in guard.steps(3):
@@ -449,10 +457,7 @@ def takes_in_a_circle(training: Training, guard: Guard) -> None:
 def test_count_that_training_depends_on_is_named(
     script: Script, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
-    with guarded(WatchedStore(), training.values) as guard:
-        guard.restore()
-        script(training, guard)
+    play(script)
     line = next(each for each in said(caplog) if "begins anew in a resumed run" in each)
     assert line.startswith(f"{word} (test_loop_counters.py:")
     name = word.rpartition(".")[2]
@@ -1033,10 +1038,7 @@ def stops_by_a_registered_object(training: Training, guard: Guard) -> None:
 def test_count_that_no_resumed_run_misses_is_not_named(
     script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
-    with guarded(WatchedStore(), training.values) as guard:
-        guard.restore()
-        script(training, guard)
+    play(script)
     assert [each for each in said(caplog) if "begins anew in a resumed run" in each] == []
 
 
