@@ -67,7 +67,7 @@ class LooseGenerators:
     @property
     def unsettled(self) -> bool:
         """Whether the next boundary tells whether a generator is worth a warning."""
-        return any(row for _, _, row in self._seen.values())
+        return any(row == 1 for _, _, row in self._seen.values())
 
     def look(self) -> None:
         """Warn about the first of them, once. On the training thread, at a boundary."""

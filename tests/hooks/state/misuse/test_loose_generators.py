@@ -16,6 +16,7 @@ from torch import nn
 
 import spotguard
 from spotguard.hooks.guard import Guard
+from spotguard.hooks.state.misuse.script.loose_generators import LooseGenerators
 from tests.fakes.loops import said
 from tests.fakes.training import guarded, seed
 from tests.fakes.watched_store import WatchedStore
@@ -179,3 +180,14 @@ def test_generator_that_goes_on_or_begins_anew_is_not_named(
         guard.restore()
         script(training, guard)
     assert [each for each in said(caplog) if "draws in each turn" in each] == []
+
+
+def test_generator_that_is_registered_asks_for_no_look_at_each_boundary() -> None:
+    rng = np.random.default_rng(0)
+    watch = LooseGenerators({"generators": {"rng": rng}})
+    asked = []
+    for _ in range(5):
+        watch.look()
+        asked.append(watch.unsettled)
+        rng.random()
+    assert asked == [False, True, False, False, False]
