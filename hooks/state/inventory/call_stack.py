@@ -88,6 +88,10 @@ def script_functions(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def parameters_of(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
 def is_library(file: str) -> bool:
     """Return whether a file is Python's own, or an installed package's."""
     return f"{os.sep}site-packages{os.sep}" in file or file.startswith((_STDLIB, "<frozen "))

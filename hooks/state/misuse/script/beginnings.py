@@ -1,4 +1,4 @@
-"""What a script's source gives a word at first, and whether each process begins with that."""
+"""The first values that a script's source gives a word, and whether each process begins with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OF, _ALL = "of ", "*"
 
 
 class _Source:
-    """What the statements of a function, or of a file, give to words.
+    """The values that the statements of a function, or of a file, give to words.
 
     Attributes:
         sets: by `key_of` the values that a name, or an attribute or entry of any object, is set to; without what changes itself.
@@ -132,13 +132,11 @@ class _Source:
                 self._doubt_attributes(owner)
         elif not isinstance(item.slice, ast.Constant):
             self.refilled.add(last_name(item.value))
-            if isinstance(item.slice, ast.Slice) and not self.is_empty(value):
+            if isinstance(item.slice, ast.Slice) and not (
+                isinstance(value, (ast.List, ast.Tuple)) and not value.elts
+            ):
                 self.doubts |= {key_of(word) for word in [word_of(item.value)] if word}
                 self.given |= {word_of(item.value)}
-
-    @staticmethod
-    def is_empty(value: ast.expr | None) -> bool:
-        return isinstance(value, (ast.List, ast.Tuple)) and not value.elts
 
     def _read_call(self, node: ast.Call) -> None:
         self.grown.update(changed_by_itself(node))

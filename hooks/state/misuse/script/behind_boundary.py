@@ -75,7 +75,7 @@ def _found(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str
         boundary = boundary or CallSite(each.f_code, each.f_lasti, each.f_lineno or 0).place
         behind, looped = _behind(each)
         names = RegisteredNames(each, values)
-        if any(_saves(statement, names) for statement in behind):
+        if any(names.guard_calls(each, "save") for each in behind):
             return None  # a save by hand takes what is there then
         file = os.path.basename(each.f_code.co_filename)
         for name, line in _changes(behind, names, values):
@@ -102,13 +102,6 @@ def _behind(frame: FrameType) -> tuple[list[ast.stmt], bool]:
                 if isinstance(outer, LOOPS) and block == "body":
                     return behind, True
     return behind, False
-
-
-def _saves(statement: ast.stmt, names: RegisteredNames) -> bool:
-    """Return whether a statement calls `guard.save()`."""
-    calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
-    asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "save")
-    return any(type(names.value(each.value)).__module__.startswith("spotguard.") for each in asked)
 
 
 def _changes(

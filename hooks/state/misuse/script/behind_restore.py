@@ -79,7 +79,7 @@ def _found(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, s
     block = next((held for _, held in ast.iter_fields(outer) if isinstance(held, list) and loop in held), [])
     before = block[: block.index(loop)] if block else []
     names = RegisteredNames(frame, values)
-    restores = [number for number, each in enumerate(before) if _restores(each, names)]
+    restores = [number for number, each in enumerate(before) if names.guard_calls(each, "restore")]
     if not restores:
         return
     used = {word for each in nodes([loop]) for word in words_in(each)}
@@ -94,12 +94,6 @@ def _found(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, s
                 yield COPIES, name, node.lineno
             elif draws and _moves_a_generator(node, names):
                 yield DRAWS, f"{word_of(getattr(node, 'func', None))}()", node.lineno
-
-
-def _restores(statement: ast.stmt, names: RegisteredNames) -> bool:
-    calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
-    asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == "restore")
-    return any(type(names.value(each.value)).__module__.startswith("spotguard.") for each in asked)
 
 
 def _changed(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a loop's calls execute: functions and methods of the script's own, read as if their statements stood in the loop."""
+"""The functions and methods of the script's own that a loop calls, read as if their statements stood in the loop."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .turn_blocks import TurnBlocks
 
 
 class Dependence:
-    """What a loop, and what it calls, does with registered values.
+    """The uses that a loop, and what it calls, makes of registered values.
 
     Args:
         inside: the statements and expressions.

@@ -21,6 +21,7 @@ from ...inventory.call_stack import (
     caller_by_hand,
     counts_from_0,
     files_beside,
+    parameters_of,
     script_functions,
     statements_at,
 )
@@ -94,8 +95,7 @@ def begins_again(frame: FrameType | None) -> str:
 def _has_a_fixed_end(frame: FrameType) -> bool:
     """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else."""
     loops, scope = _loops(frame)
-    code = frame.f_code
-    begun = Beginnings(nodes(scope), code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    begun = Beginnings(nodes(scope), parameters_of(frame.f_code))
     for loop in loops:
         if any(isinstance(each, (ast.Break, ast.Return)) for each in nodes([loop])):
             return False
@@ -162,8 +162,9 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     for node in inside:
         names.bind(node)
     turn = TurnBlocks(statements_at(frame), loops[-1], bodies)
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    begun = Beginnings(nodes(scope), parameters, files_beside(code.co_filename) | {*files.values()}, names)
+    begun = Beginnings(
+        nodes(scope), parameters_of(code), files_beside(code.co_filename) | {*files.values()}, names
+    )
     depends = Dependence(inside, names, values, turn)
     looped = {*map(id, inside)}
     before = [each for each in nodes(scope) if id(each) not in looped]

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...inventory import objects
-from ...inventory.call_stack import scopes
+from ...inventory.call_stack import parameters_of, scopes
 from ...inventory.reachable import MACHINERY, children_of, dict_of
 from ...inventory.walk import ATOMS, reach
 from ...memory_access import unreadable
@@ -150,7 +150,7 @@ class ReboundNames:
         known = self._words[name]
         here = {word for where, word in known if where is code}
         if code is not None:
-            given = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars}
+            given = {*parameters_of(code), *code.co_freevars}
             here |= {
                 word for word in {name, *(word for _, word in known)} if re.split(r"\W", word)[0] in given
             }

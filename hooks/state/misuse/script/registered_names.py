@@ -78,6 +78,12 @@ class RegisteredNames:
         if found := self.owner(value):
             self._bound[name] = found
 
+    def guard_calls(self, statement: ast.stmt, method: str) -> bool:
+        """Return whether a statement calls a method of a guard, as in `guard.save()`."""
+        calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
+        asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == method)
+        return any(type(self.value(each.value)).__module__.startswith("spotguard.") for each in asked)
+
     def _owner_of_items(self, values: ast.expr) -> str:
         """Return the registered name of the value that a loop goes over; of several the first."""
         if isinstance(values, ast.Call):

@@ -1,4 +1,4 @@
-"""What a script changes between its restore and its loop: named where a resumed run is another one, and exact twins log nothing."""
+"""Changes between a script's restore and its loop: named where a resumed run is another one, and exact twins log nothing."""
 
 from __future__ import annotations
 
