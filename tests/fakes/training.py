@@ -127,7 +127,7 @@ def bits(values: Mapping[str, Any], rng: bool = True) -> dict[str, int]:
             _walk(name, value.state_dict(), found)
     if rng:
         _walk("rng.torch", torch.get_rng_state(), found)
-        _walk("rng.python", random.getstate(), found)
+        _walk("rng.python", repr(random.getstate()), found)  # one value for its 625 numbers
         _walk("rng.numpy", np.random.get_state(), found)
     return found
 

@@ -99,13 +99,24 @@ def is_library(file: str) -> bool:
 
 def files_beside(script: str) -> set[str]:
     """Return the files of the imported modules in a script's folder, and the script's own; none without a script."""
-    path = os.path.abspath(script)
-    folder = os.path.dirname(path) + os.sep
-    files = {str(getattr(each, "__file__", None) or "") for each in [*sys.modules.values()]} - {path}
-    beside = {
-        each for each in files if each.endswith(".py") and each.startswith(folder) and not is_library(each)
-    }
-    return {script, *sorted(beside)[:_FILES]} if script else set()
+    return {script, *modules_beside(script)} if script else set()
+
+
+def modules_beside(script: str) -> dict[str, str]:
+    """Return the imported modules in a script's folder, without its own: by file the name."""
+    return _modules_beside(os.path.abspath(script), len(sys.modules)) if script else {}
+
+
+@functools.lru_cache(maxsize=4)
+def _modules_beside(path: str, _: int) -> dict[str, str]:
+    """Return them anew where another module was imported: a process has thousands of modules, and each look asks."""
+    folder, found = os.path.dirname(path) + os.sep, dict[str, str]()
+    for name, each in [*sys.modules.items()]:
+        file = getattr(each, "__file__", None)
+        if type(file) is str and file.startswith(folder) and file.endswith(".py") and not is_library(file):
+            found.setdefault(file, name)
+    found.pop(path, None)
+    return {file: found[file] for file in sorted(found)[:_FILES]}
 
 
 class AttributeSets(NamedTuple):

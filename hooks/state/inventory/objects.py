@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import functools
 import random
 import sys
 import types
@@ -82,11 +83,14 @@ def is_array(value: object, *, scalars: bool = False) -> bool:
 
 def is_generator(value: object) -> bool:
     """Return whether the value is a random number generator, or what makes new ones: python's, torch's or numpy's."""
-    numpy = sys.modules.get("numpy")
-    kinds = () if numpy is None else tuple(getattr(numpy.random, name) for name in _NUMPYS)
-    return issubclass(
-        type(value), (torch.Generator, random.Random, *kinds)
-    )  # a proxy's `__class__` is code of its own
+    # By its type: a proxy's `__class__` is code of its own. A search asks for thousands.
+    return issubclass(type(value), _generators("numpy.random" in sys.modules))
+
+
+@functools.lru_cache(maxsize=2)
+def _generators(with_numpy: bool) -> tuple[type, ...]:
+    numpys = (getattr(sys.modules["numpy"].random, name) for name in _NUMPYS if with_numpy)
+    return torch.Generator, random.Random, *numpys
 
 
 def generator_state(value: Any) -> Any:

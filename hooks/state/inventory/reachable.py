@@ -22,7 +22,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -220,9 +220,9 @@ def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
         for values in (owner.__defaults__, owner.__kwdefaults__, owner.__dict__):
             yield "(…)", values
     else:
-        attributes = dict_of(owner)
+        attributes = attributes_of(owner)
         yield from _attributes(attributes)
-        named = {id(attributes), *map(id, attributes.values())}
+        named = {id(dict_of(owner)), *map(id, attributes.values())}
         for value in gc.get_referents(owner):
             if id(value) not in named:
                 yield ".…", value
@@ -235,6 +235,33 @@ def dict_of(owner: object) -> dict[str, Any]:
     except AttributeError:
         return {}
     return attributes if type(attributes) is dict else {}
+
+
+def attributes_of(owner: object) -> dict[str, Any]:
+    """Return the same, with those in the slots of its class."""
+    attributes, kind = dict_of(owner), cast(Any, type(owner))
+    if not (slots := _slots(kind)):
+        return attributes
+    held = dict(attributes)
+    for name, slot in slots.items():
+        try:
+            held[name] = slot.__get__(owner)
+        except AttributeError:
+            continue  # it is not set
+    return held
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: Any) -> dict[str, types.MemberDescriptorType]:
+    """Return the slots that a class of Python declares, by name. A metaclass's code does not run."""
+    found: dict[str, types.MemberDescriptorType] = {}
+    for each in type.__dict__["__mro__"].__get__(kind):
+        table = type.__dict__["__dict__"].__get__(each)
+        if "__slots__" in table:
+            found |= {
+                name: value for name, value in table.items() if type(value) is types.MemberDescriptorType
+            }
+    return found
 
 
 def _attributes(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:

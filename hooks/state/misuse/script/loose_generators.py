@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,8 +20,16 @@ from torch.optim import Optimizer
 
 from ...inventory import objects
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import caller, files_beside, scopes, script_functions, source_file, statements_at
-from ...inventory.reachable import MACHINERY, children_of
+from ...inventory.call_stack import (
+    caller,
+    files_beside,
+    modules_beside,
+    scopes,
+    script_functions,
+    source_file,
+    statements_at,
+)
+from ...inventory.reachable import MACHINERY, attributes_of, children_of
 from ...inventory.walk import reach
 from ...parts.attribute_watch import mark_of
 from ...parts.loaders.generators import global_generators
@@ -34,7 +43,8 @@ log = logging.getLogger("spotguard")
 
 #: Limits of the search in the script's variables, the items of a container there, and in what is registered.
 _DEPTH, _OBJECTS, _LONG, _REGISTERED = 4, 3_000, 200, 50_000
-_NOT_ENTERED = (*MACHINERY, torch.Tensor, nn.Module, Optimizer)
+_CONTAINERS: tuple[Any, ...] = (dict, list, tuple, deque)
+_NOT_ENTERED = (*MACHINERY, FunctionType, torch.Tensor, nn.Module, Optimizer)
 _SEEDING = frozenset({"seed", "manual_seed"})
 _SETTING = frozenset({"set_state", "setstate", "state", "advance", "jumped"})
 
@@ -114,27 +124,30 @@ def _loose() -> Iterator[tuple[str, Any]]:
     """Yield each generator in the variables of the script with its word. None of the script's code runs."""
     known = {id(each) for each in global_generators()}
     spaces = [variables for _, variables in scopes(sys._getframe(1))]
-    files = files_beside(_main())
-    spaces += [vars(each) for each in [*sys.modules.values()] if getattr(each, "__file__", None) in files]
+    beside = map(sys.modules.get, ["__main__", *modules_beside(_main()).values()])
+    spaces += [vars(each) for each in beside if each is not None]
     for variables in spaces:
         own = {
             name: each for name, each in variables.items() if name.strip("_") and not name.startswith("__")
         }
         for path, each in reach(_Variables(own), _children, _is_entered, depth=_DEPTH, most=_OBJECTS):
-            # The first step is a name, as `['rng']`.
-            name, _, rest = path.removeprefix("['").partition("']")
             if not objects.is_generator(each) or not known.isdisjoint({id(each), id(_bits(each))}):
                 continue
             known.add(id(each))
-            if "…" not in rest and " " not in rest and "(" not in rest:  # a word that a script may have
-                yield name + rest, each
+            # The first step is a name, as `['rng']`.
+            name, _, rest = path.removeprefix("['").partition("']")
+            yield name + rest, each
 
 
 def _children(owner: Any) -> Iterator[tuple[str, Any]]:
-    sized = issubclass(type(owner), (dict, list, tuple, set, frozenset, deque))
-    first = not sized or type(owner).__len__(owner) <= _LONG
-    # The variables of a script may be many, and a longer container in one of them holds data.
-    return children_of(owner) if first or type(owner) is _Variables else iter(())
+    """Yield what an object holds and a script has a word for: items, entries by name, attributes."""
+    base = next((each for each in _CONTAINERS if issubclass(type(owner), each)), None)
+    if base is not None:
+        # The variables of a script may be many, and a longer container in one of them holds data.
+        if type(owner) is _Variables or base.__len__(owner) <= _LONG:
+            yield from (each for each in children_of(owner) if "…" not in each[0] and " (" not in each[0])
+    else:
+        yield from ((f".{name}", each) for name, each in attributes_of(owner).items())
 
 
 def _is_entered(value: object) -> bool:

@@ -84,6 +84,21 @@ def of_an_object(training: Training, guard: Guard) -> None:
         training.turn(noise.draw())
 
 
+class Slotted:
+    """The same, without a dict of attributes."""
+
+    __slots__ = ("rng",)
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+
+def of_a_slot(training: Training, guard: Guard) -> None:
+    slotted = Slotted()
+    for _ in guard.steps(5):
+        training.turn(slotted.rng.random())
+
+
 @pytest.mark.parametrize(
     ("script", "word", "kind"),
     [
@@ -91,6 +106,7 @@ def of_an_object(training: Training, guard: Guard) -> None:
         (of_numpy_as_it_was, "rng", "numpy's RandomState"),
         (of_python, "rng", "random's Random"),
         (of_torch, "source", "torch's Generator"),
+        (of_a_slot, "slotted.rng", "random's Random"),
         (of_an_object, "noise.source['rng']", "random's Random"),
     ],
 )
