@@ -162,6 +162,30 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
             yield word  # one item of many
 
 
+def kept_as_best(inside: Iterable[ast.AST]) -> dict[str, list[ast.Assign]]:
+    """Return the words that a condition compares with a value and its branches set to that, each with the statements that do so.
+
+    What sets such a word where it is None is among them: the first value is the best one.
+    """
+    kept, first = dict[str, list[ast.Assign]](), dict[str, list[ast.Assign]]()
+    for node in inside:
+        for each in ast.walk(node.test) if isinstance(node, ast.If) else ():
+            if not isinstance(each, ast.Compare) or len(each.comparators) != 1:
+                continue
+            sides = words_in(each.left), words_in(each.comparators[0])
+            is_none = word_of(each.left) if getattr(each.comparators[0], "value", "") is None else ""
+            for statement in ast.walk(node):
+                if not isinstance(statement, ast.Assign):
+                    continue
+                for word, value in assigned(statement):
+                    known, other = sides if word in sides[0] else sides[::-1]
+                    if word in known - other and not words_in(value).isdisjoint(other):
+                        kept.setdefault(word, []).append(statement)
+                    elif word == is_none:
+                        first.setdefault(word, []).append(statement)
+    return {word: [*each, *first.get(word, ())] for word, each in kept.items()}
+
+
 def is_of_many(index: ast.expr) -> bool:
     return any(isinstance(each, ast.Slice) or getattr(each, "value", None) is ... for each in ast.walk(index))
 

@@ -235,8 +235,14 @@ class Beginnings:
         """Return how often statements change a word by what it was."""
         return sum(each.grown[word] for each in ([self._own] if base_of(word) else self._around(word)))
 
-    def are_fresh(self, word: str, depth: int = 3) -> bool:
-        """Return whether all that a word is set to is what each process begins with, as a number or an option of the run is."""
+    def are_fresh(self, word: str, depth: int = 3, besides: Iterable[ast.expr] = ()) -> bool:
+        """Return whether all that a word is set to is what each process begins with, as a number or an option of the run is.
+
+        Args:
+            word: the word.
+            depth: how many names may stand for others.
+            besides: values that the loop gives the word.
+        """
         if self._is_doubted(word):
             return False
         made: list[ast.expr] = []
@@ -247,7 +253,8 @@ class Beginnings:
                 entries_of(each) is not None or _is_of_zeros(each) for each in made
             ):
                 return False
-        sets = self._sets(word)
+        given = {each.lineno for each in besides}  # a body that the loop calls was parsed apart
+        sets = [each for each in self._sets(word) if each.lineno not in given]
         return all(self.is_fresh(each, depth) for each in sets) if sets else any(map(_is_of_zeros, made))
 
     def go_from_the_first(self, word: str) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
-from .assignments import edges, expression, words_in
+from .assignments import edges, expression, set_anew, words_in
 from .registered_names import RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
+
+#: Functions beside those named `save…` that write a file, and those that keep values beside the live ones.
+_WRITING = frozenset({"copyfile", "copy2", "copytree", "dump"})
+_COPYING = frozenset({"deepcopy", "state_dict"})
 
 
 class Dependence:
@@ -39,6 +43,27 @@ class Dependence:
             return False  # a count of micro-batches, which is 0 again at the boundary that it decides
         self._follow(word)
         return any(map(self._depends, self._inside))
+
+    def kept_by(self, word: str) -> Iterator[tuple[Any, str]]:
+        """Yield each call that keeps weights where a word decides it: the call, and the word of its copy; "" if it writes a file."""
+        self._follow(word)
+        for node in self._inside:
+            if not isinstance(node, ast.If) or self._turn.is_around_boundary(node):
+                continue
+            if self._meets(node, words_in(node.test)):
+                for each in nodes([*node.body, *node.orelse]):
+                    yield from self._kept(each)
+
+    def _kept(self, node: Any) -> Iterator[tuple[Any, str]]:
+        if isinstance(node, ast.Call):
+            name = last_name(node.func)
+            if (name.startswith("save") or name in _WRITING) and not self._names.is_guards(node.func):
+                yield node, ""
+        for word, value in set_anew(node) if isinstance(node, ast.Assign) else ():
+            calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)]
+            copy = next((each for each in calls if last_name(each.func) in _COPYING), None)
+            if copy is not None and any(map(self._owner, words_in(value))) and not self._owner(word):
+                yield copy, word
 
     def _follow(self, word: str) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""

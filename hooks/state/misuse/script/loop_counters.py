@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import (
@@ -29,6 +29,7 @@ from .assignments import (
     assigned,
     changed_by_itself,
     expression,
+    kept_as_best,
     last_of,
     word_of,
 )
@@ -48,9 +49,10 @@ _MOST = 5_000
 #: The most names of one message.
 _FEW = 3
 
-COUNTED = "%s (%s) begins anew in a resumed run, and training depends on it; %s [SG425]"
+COUNTED = "%s (%s) begins anew in a resumed run, and %s depends on it; %s [SG425]"
+_TRAINING = "training"
 _NUMBER = ", or compute it from the step's number"
-_KEEP = "keep it in a registered dict, as in progress = {'%s': %s}"
+_KEEP = "keep %s in a registered dict, as in progress = {%s}"
 _REGISTER = "add %s to spotguard.register(…)" + _NUMBER
 _HOLD = "register a dict that holds it, as in progress={'%s': %s}"
 _ITERATE = (
@@ -109,7 +111,7 @@ def _has_a_fixed_end(frame: FrameType) -> bool:
     return True
 
 
-def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     """Return what the loops around a boundary carry on and a resumed run begins anew. It raises nothing: the script is any code.
 
     Args:
@@ -117,7 +119,8 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
         values: the registered values, by name.
 
     Returns:
-        The values of `COUNTED`: the words, the place at which the first one changes, and a remedy. None if nothing is found.
+        The values of `COUNTED`: the words, the place at which the first one changes, what depends on it, and a remedy. None if nothing
+        is found. What training depends on is named before what is kept beside it.
     """
     try:
         found = [each for function in script_functions(caller(frame)) for each in _counted(function, values)]
@@ -126,9 +129,40 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
         return None
     if not found:
         return None
-    words = [*dict.fromkeys(word for word, _, _ in found)]
+    found.sort(key=lambda each: (each.depends != _TRAINING, each.is_best))
+    first = found[0]
+    several = list({each.word: each for each in found if each.depends == first.depends}.values())
+    words = [each.word for each in several]
     more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-    return ", ".join(words[:_FEW]) + more, *found[0][1:]
+    remedy = first.remedy
+    if first.entries:
+        entries = {name: value for each in several[:_FEW] for name, value in each.entries.items()}
+        remedy = _KEEP % (
+            "them" if len(entries) > 1 else "it",
+            ", ".join(f"'{name}': {value}" for name, value in entries.items()),
+        )
+        remedy += _NUMBER if {*entries.values()} == {"0"} else ""
+    return ", ".join(words[:_FEW]) + more, first.place, first.depends, remedy
+
+
+class _Carried(NamedTuple):
+    """A word that a loop carries on.
+
+    Attributes:
+        word: the word.
+        place: where it changes.
+        depends: what depends on it.
+        is_best: whether a condition compares it with a value that it becomes.
+        entries: what a registered dict would hold for it, by name; and if that is no help:
+        remedy: what is.
+    """
+
+    word: str
+    place: str
+    depends: str
+    is_best: bool
+    entries: dict[str, str]
+    remedy: str
 
 
 def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
@@ -142,8 +176,8 @@ def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
     return loops, []
 
 
-def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield each such word of a function, the place at which it changes, and a remedy."""
+def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
+    """Yield each such word of a function."""
     loops, scope = _loops(frame)
     inside = [*nodes(loops[-1:])]
     if not 0 < len(inside) <= _MOST:
@@ -157,7 +191,8 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     for node in inside:
         for word in changed_by_itself(node):
             counts.setdefault(word, []).append(node)
-    if not counts or len(inside) > _MOST:
+    best = kept_as_best(inside)
+    if not (counts or best) or len(inside) > _MOST:
         return
     for node in inside:
         names.bind(node)
@@ -171,15 +206,16 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
     outside = {word_called(each) for each in before}
     given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
-    for word, found in sorted(counts.items(), key=lambda each: each[1][0].lineno):
-        changes = [each for each in found if not turn.is_item_of_a_loop(each)]
+    for word in sorted({*counts, *best}, key=lambda word: (counts.get(word) or best[word])[0].lineno):
+        kept = best.get(word, [])
+        changes = [each for each in [*counts.get(word, ()), *kept] if not turn.is_item_of_a_loop(each)]
         if not changes:
             continue
         known = expression(word)
         value = names.value(known)
-        if names.owner(known) or not is_carried(value, names):
+        if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
-        begins = begun.are_fresh(word)
+        begins = begun.are_fresh(word, besides=[each.value for each in kept])
         if is_iterator(value):  # the script may have wound it
             begins = begun.go_from_the_first(word) and word not in given
         if not begins or begun.grows(word) > len(changes) or turn.begins_anew(word, changes):
@@ -188,20 +224,30 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str,
             (called := turn.caller_of(each)) and called in outside for each in changes
         ):
             continue  # the script counts again what is done
-        if depends.on(word):
-            place = files.get(id(changes[0]), code.co_filename)
-            remedy = _remedy(known, value, changes)
-            yield word, f"{os.path.basename(place)}:{changes[0].lineno}", remedy
+
+        def place(node: Any) -> str:
+            return f"{os.path.basename(files.get(id(node), code.co_filename))}:{node.lineno}"
+
+        what, held = _TRAINING if depends.on(word) else "", ""
+        if not what and (copy := next(depends.kept_by(word), None)) is not None:
+            call, held = copy
+            what = f"what {ast.unparse(call.func)}(…) keeps ({place(call)})"
+        if what:
+            entries = {last_of(each): "…" for each in (word, held) if each} if kept else {}
+            remedy = ""
+            if not kept:
+                entries, remedy = _remedy(known, value, changes)
+            yield _Carried(word, place(changes[0]), what, bool(kept), entries, remedy)
 
 
-def _remedy(word: ast.expr, value: Any, changes: list[Any]) -> str:
-    """Return what brings a value back: its dict or one around it, unless only the script can make it again."""
+def _remedy(word: ast.expr, value: Any, changes: list[Any]) -> tuple[dict[str, str], str]:
+    """Return what brings a value back: entries of a registered dict, or another way where it has a dict or only the script can."""
     name, text = last_of(ast.unparse(word)), ast.unparse(word)
     if is_iterator(value):
-        return _ITERATE
+        return {}, _ITERATE
     if isinstance(word, ast.Subscript):
-        return _REGISTER % ast.unparse(word.value)
+        return {}, _REGISTER % ast.unparse(word.value)
     if type(value) in (int, float):
-        return _KEEP % (name, "0") + _NUMBER
+        return {name: "0"}, ""
     in_place = not any(text in {known for known, _ in assigned(each)} for each in changes)
-    return _HOLD % (name, text) if in_place else _KEEP % (name, "…")
+    return ({}, _HOLD % (name, text)) if in_place else ({name: "…"}, "")

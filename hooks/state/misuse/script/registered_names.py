@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import variables_of
-from ...inventory.reachable import MACHINERY, children_of, dict_of
+from ...inventory.reachable import MACHINERY, attributes_of, children_of, dict_of
 from ...inventory.walk import reach
 
 #: Statements with statements that they only define.
@@ -81,8 +81,12 @@ class RegisteredNames:
     def guard_calls(self, statement: ast.stmt, method: str) -> bool:
         """Return whether a statement calls a method of a guard, as in `guard.save()`."""
         calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
-        asked = (each for each in calls if isinstance(each, ast.Attribute) and each.attr == method)
-        return any(type(self.value(each.value)).__module__.startswith("spotguard.") for each in asked)
+        return any(getattr(each, "attr", "") == method and self.is_guards(each) for each in calls)
+
+    def is_guards(self, function: ast.expr) -> bool:
+        """Return whether an expression is a method of a guard, or of another object of ours."""
+        held = self.value(function.value) if isinstance(function, ast.Attribute) else None
+        return type(held).__module__.startswith("spotguard.")
 
     def _owner_of_items(self, values: ast.expr) -> str:
         """Return the registered name of the value that a loop goes over; of several the first."""
@@ -98,7 +102,7 @@ class RegisteredNames:
         if isinstance(node, ast.Name):
             return None if node.id in self._bound else self._variables.get(node.id)
         if isinstance(node, ast.Attribute):
-            return dict_of(self.value(node.value)).get(node.attr)
+            return attributes_of(self.value(node.value)).get(node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             held = self.value(node.value)
             if type(held) in _DICTS:

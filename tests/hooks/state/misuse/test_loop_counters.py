@@ -252,6 +252,23 @@ class Stopper:
         return self.waited > self.patience
 
 
+class Slots:
+    """A count in a slot."""
+
+    __slots__ = ("turns",)
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+
+def counts_in_a_slot(training: Training, guard: Guard) -> None:
+    slots = Slots()
+    for _ in guard.steps(3):
+        slots.turns += 1
+        adjust(training.optimizer, slots.turns)
+        training.turn()
+
+
 def stops_by_what_a_call_returns(training: Training, guard: Guard) -> None:
     stopper = Stopper(5)
     for _ in guard.steps(3):
@@ -434,9 +451,9 @@ def takes_in_a_circle(training: Training, guard: Guard) -> None:
         (in_a_dict, "state['number']"),
         (in_a_dict_of_zeros, "counts['number']"),
         (begins_with_an_option, "rate"),
-        (stops_by_what_a_call_returns, "stopper.waited"),
-        (stops_by_an_attribute, "stopper.waited"),
-        (stops_by_a_property, "stopper.waited"),
+        (stops_by_what_a_call_returns, "stopper.waited, stopper.best"),
+        (stops_by_an_attribute, "stopper.waited, stopper.best"),
+        (stops_by_a_property, "stopper.waited, stopper.best"),
         (steps_another_optimizer, "number"),
         (in_a_method_named_update, "warming.moves"),
         (in_a_global_name, "turns"),
@@ -448,7 +465,8 @@ def takes_in_a_circle(training: Training, guard: Guard) -> None:
         (schedules_in_a_function, "number"),
         (weighs, "number"),
         (ends, "number"),
-        (ends_without_gain, "waited"),
+        (ends_without_gain, "waited, best"),
+        (counts_in_a_slot, "slots.turns"),
         (of_an_object, "training.global_step"),
         (sets_an_attribute, "tau"),
         (epochs_around, "number"),
@@ -466,6 +484,7 @@ def test_count_that_training_depends_on_is_named(
         f"progress = {{'{name}': 0}}, or compute",
         f"progress={{'{name}': {word}}} [SG425]",
         f"progress = {{'{name}': …}} [SG425]",
+        "progress = {'waited': 0, 'best': …} [SG425]",
         "begin it at the step that guard.restore() returns",
     )
     assert any(each in line for each in remedies)
