@@ -17,7 +17,9 @@ from tests.e2e.wall_clock import WallClock
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("seconds", "direction"), [(3600, "forward"), (-3600, "back")])
+@pytest.mark.parametrize(
+    ("seconds", "direction"), [(3600, "forward"), pytest.param(-3600, "back", marks=pytest.mark.soak)]
+)
 def test_a_clock_that_is_set_is_named_and_costs_no_step(
     trainee: Trainee, aws: AwsSimulator, seconds: int, direction: str
 ) -> None:

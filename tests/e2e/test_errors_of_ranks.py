@@ -82,7 +82,7 @@ def test_the_rank_that_was_killed_is_the_cause(machine: Machine) -> None:
     assert records(machine)[1] == "killed"
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_ranks_that_stand_for_good_start_again_at_the_same_step(machine: Machine, restarts: int) -> None:
     """By spotguard; or by torchrun, which owns the restarts if it may make any: then only the cause is killed."""
     launcher = [*TORCHRUN[:-1], f"--max-restarts={restarts}", TORCHRUN[-1]]

@@ -18,6 +18,7 @@ from tests.e2e.lives import Drill, Lives
 from tests.e2e.trainee import Trainee
 from tests.fixtures_servers import FaultsBefore
 from tests.servers.faultplan import Asked, Fault, Where
+from tests.tiers import with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath, pytest.mark.slow]
 
@@ -83,6 +84,7 @@ def one_step(lives: Lives) -> int:
     return start
 
 
+@pytest.mark.parametrize("day", with_nights(CLOUDS, ("az", "gs")), indirect=True)
 def test_a_save_is_killed_at_each_of_its_puts(trainee: Trainee, day: Day) -> None:
     """S15, at each instant of each put: whole from the manifest on, and nothing before."""
     lives = Lives.under_run(trainee)

@@ -48,7 +48,7 @@ def test_a_failure_is_named_and_saved_as_its_class_is(machine: Machine, kind: st
 
 
 @pytest.mark.parametrize(
-    "place", with_nights(["data", "forward", "backward", "optimizer"], ["forward", "backward"])
+    "place", with_nights(["data", "forward", "backward", "optimizer"], ["data", "forward", "backward"])
 )
 def test_a_stall_is_committed_wherever_it_stands(machine: Machine, place: str) -> None:
     """Behind the optimizer's step nothing stands whole; right before it, the last step does."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.processes import Running, eventually
 from tests.e2e.trainee import Trainee
-from tests.tiers import few_fast
+from tests.tiers import few_fast, with_nights
 
 pytestmark = [pytest.mark.torch, pytest.mark.wholepath]
 
@@ -40,7 +40,7 @@ def stands(trainee: Trainee, running: Running, word: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["stick", "stick-in-c"])
+@pytest.mark.parametrize("word", with_nights(["stick", "stick-in-c"], ["stick"]))
 def test_a_training_that_stands_still_is_committed_and_goes_on_to_stand(trainee: Trainee, word: str) -> None:
     running = trainee.guarded("--every off --stall-first 3")
     stands(trainee, running, word)

@@ -38,7 +38,7 @@ def begun(run: Running) -> set[int]:
     [
         ("fsdp", "clipping", AT),
         # The other rank has taken the step, and stands in the next one.
-        ("ddp", "clipping", AT + 1),
+        pytest.param("ddp", "clipping", AT + 1, marks=pytest.mark.soak),
         pytest.param("ddp", "changed", AT + 1, marks=pytest.mark.soak),
         # One shard has changed and the other may not have: there is no step that stands whole.
         ("fsdp", "changing", SAVED),

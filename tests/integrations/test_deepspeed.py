@@ -27,7 +27,7 @@ CASES = (
     "3-bf16",
     "3-fp32-frozen",
 )
-NIGHTS = ("0-fp32", "0-bf16", "0-fp16", "1-bf16", "2-fp32-frozen", "2-bf16", "3-bf16")
+NIGHTS = ("0-fp32", "0-bf16", "0-fp16", "1-bf16", "1-fp16", "2-fp32-frozen", "2-bf16", "3-bf16")
 
 
 @pytest.mark.parametrize("case", with_nights(CASES, NIGHTS))

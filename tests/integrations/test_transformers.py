@@ -57,7 +57,10 @@ def test_a_trainer_of_trl_that_is_cut_ends_as_one_that_never_was(case: str, tmp_
 
 @pytest.mark.parametrize(
     ("case", "launched"),
-    [("eval", False), pytest.param("eval", True, marks=pytest.mark.soak), ("fsdp2", False)],
+    [
+        *(pytest.param("eval", launched, marks=pytest.mark.soak) for launched in (False, True)),
+        ("fsdp2", False),
+    ],
 )
 def test_two_ranks_of_a_trainer(case: str, launched: bool, tmp_path: Path) -> None:
     training = Training("transformers", "hf.py", case, tmp_path, ranks=2, launched=launched)

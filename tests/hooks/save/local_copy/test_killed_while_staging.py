@@ -26,7 +26,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
-    "after", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.slow)]
+    "after", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.soak)]
 )
 @pytest.mark.timeout(300)
 def test_killed_at_any_call_the_newest_whole_of_both_is_restored(
