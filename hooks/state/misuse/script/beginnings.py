@@ -34,7 +34,7 @@ _CLOCKS = frozenset({"time", "perf_counter", "monotonic", "process_time"})
 #: Dicts that begin each entry with a 0.
 _ZEROS = frozenset({"defaultdict", "Counter"})
 #: Calls that make a number or a container of what they are given.
-_PLAIN = frozenset({"float", "int", "field", "list", "set", "deque", "range", "tensor", "array"})
+_PLAIN = frozenset({"float", "int", "field", "list", "set", "dict", "deque", "range", "tensor", "array"})
 #: Calls that make a tensor or an array of no data, whatever they are given.
 _MAKING = frozenset({"zeros", "ones", "empty", "rand", "randn", "randint", "arange", "eye"}) | {
     f"{each}_like" for each in ("zeros", "ones", "empty", "full", "rand", "randn")
@@ -297,9 +297,13 @@ class Beginnings:
                 return self._goes_from_the_first(value)
             if name in FORMING and isinstance(value.func, ast.Attribute):
                 return self.is_fresh(value.func.value, depth)
-            return name in _PLAIN and all(self.is_fresh(each, depth) for each in given)
+            return _is_of_zeros(value) or (
+                name in _PLAIN and all(self.is_fresh(each, depth) for each in given)
+            )
         if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
             return all(self.is_fresh(each, depth) for each in value.elts)
+        if isinstance(value, ast.Dict):
+            return None not in value.keys and all(self.is_fresh(each, depth) for each in value.values)
         if isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan"):
             return True
         word = word_of(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import io
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, GeneratorType
 from typing import Any
@@ -20,7 +20,7 @@ from ...inventory.reachable import MACHINERY
 from .assignments import changed_by_itself, words_in
 from .registered_names import RegisteredNames, nodes
 
-CONTAINERS = (list, deque, set)
+CONTAINERS = (list, deque, set, dict, defaultdict, Counter)
 #: Iterators over what they are given, beside those of `itertools`.
 _ITERATED: tuple[Iterable[Any], ...] = ([], (), "", {}, set(), range(0))
 _OVER = (zip, map, filter, enumerate, reversed, *map(type, map(iter, _ITERATED)))

@@ -208,7 +208,11 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
     for word in sorted({*counts, *best}, key=lambda word: (counts.get(word) or best[word])[0].lineno):
         kept = best.get(word, [])
-        changes = [each for each in [*counts.get(word, ()), *kept] if not turn.is_item_of_a_loop(each)]
+        changes = [
+            each
+            for each in [*counts.get(word, ()), *kept]
+            if not (turn.is_item_of_a_loop(each) or turn.fills_a_gap(each, word))
+        ]
         if not changes:
             continue
         known = expression(word)

@@ -78,6 +78,17 @@ class TurnBlocks:
         targets = (each for each in getattr(change, "targets", ()) if isinstance(each, ast.Subscript))
         return any(numbers & words_in(each.slice) for each in targets)
 
+    def fills_a_gap(self, change: Any, word: str) -> bool:
+        """Return whether a change of a dict is made only where that lacks the key: so does a cache, whose values are those of the key."""
+        statement = self._statement_of.get(id(change), change)
+        while id(statement) in self._blocks:
+            statement, _ = self._blocks[id(statement)]
+            if not isinstance(statement, ast.If) or word not in words_in(statement.test):
+                continue
+            if any(isinstance(each, (ast.In, ast.NotIn)) for each in ast.walk(statement.test)):
+                return True
+        return False
+
     def begins_anew(self, word: str, changes: list[Any]) -> bool:
         """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""
         if all(self._is_begun(each, word, boundary=False) for each in changes):

@@ -252,6 +252,25 @@ class Stopper:
         return self.waited > self.patience
 
 
+def weighs_each_sample(training: Training, guard: Guard) -> None:
+    weights: dict[int, float] = {}
+    for step in guard.steps(3):
+        sample = step % 2
+        weight = weights.get(sample, 1.0)
+        (training.loss() * weight).backward()
+        training.optimizer.step()
+        weights[sample] = 0.9 * weight
+
+
+def learns_a_table(training: Training, guard: Guard) -> None:
+    table: dict[int, float] = collections.defaultdict(float)
+    for step in guard.steps(3):
+        loss = training.loss() * (1 + table[step % 2])
+        loss.backward()
+        training.optimizer.step()
+        table[step % 2] += 0.1
+
+
 class Slots:
     """A count in a slot."""
 
@@ -467,6 +486,8 @@ def takes_in_a_circle(training: Training, guard: Guard) -> None:
         (ends, "number"),
         (ends_without_gain, "waited, best"),
         (counts_in_a_slot, "slots.turns"),
+        (weighs_each_sample, "weights"),
+        (learns_a_table, "table"),
         (of_an_object, "training.global_step"),
         (sets_an_attribute, "tau"),
         (epochs_around, "number"),
@@ -889,6 +910,27 @@ def shows_its_losses(training: Training, guard: Guard) -> None:
             print(sum(losses) / len(losses))
 
 
+def fills_a_cache(training: Training, guard: Guard) -> None:
+    cache: dict[int, torch.Tensor] = {}
+    for step in guard.steps(3):
+        key = step % 2
+        if key not in cache:
+            cache[key] = torch.full((4,), float(key))
+        training.optimizer.zero_grad()
+        training.model(cache[key]).square().mean().backward()
+        training.optimizer.step()
+
+
+def gathers_a_dict(training: Training, guard: Guard) -> None:
+    shown: dict[int, float] = {}
+    for step in guard.steps(3):
+        given: dict[int, float] = {}
+        given[step] = 0.5
+        shown[step] = training.turn()
+        adjust(training.optimizer, int(given[step]))
+    print(shown)
+
+
 def keeps_a_registered_list(training: Training, guard: Guard) -> None:
     kept = training.progress["losses"]
     for _ in guard.steps(3):
@@ -1026,6 +1068,8 @@ def stops_by_a_registered_object(training: Training, guard: Guard) -> None:
         gathers_a_batch,
         shows_its_losses,
         keeps_a_registered_list,
+        fills_a_cache,
+        gathers_a_dict,
         fills_a_list_before_the_loop,
         plays_an_episode_a_turn,
         makes_an_average_a_turn,
