@@ -105,7 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.seconds,
         None,
         "SECONDS",
-        "seconds kept for an orderly end [3, or a tenth of the window]",
+        "seconds kept for an orderly end [a tenth of the window, at least 3]",
         OptionGroup.NOTICE,
     ),
     Setting(

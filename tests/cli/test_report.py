@@ -125,7 +125,7 @@ def test_the_runs_of_a_store_are_listed(url: str, capsys: pytest.CaptureFixture[
     assert other.split()[:4] == ["other", "ended", "by", "itself"]
     assert main.main(["ls", f"{url}/gpt", "--runs", "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (run["run_id"], run["state"], run["blind"], run["attempts"]) == ("gpt", "notice", False, 1)
+    assert (run["run_id"], run["state"], run["late"], run["attempts"]) == ("gpt", "notice", False, 1)
 
 
 def test_a_store_without_runs_has_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

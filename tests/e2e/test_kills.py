@@ -136,6 +136,6 @@ def random_instants(trainee: Trainee, seed: int, count: int) -> None:
 @pytest.mark.soak
 @pytest.mark.torch
 @pytest.mark.parametrize("seed", range(1, 14))
-def test_background_saves_are_killed_at_hundreds_of_random_instants(trainee: Trainee, seed: int) -> None:
+def test_background_saves_are_killed_at_random_instants(trainee: Trainee, seed: int) -> None:
     """Thirteen times twenty-five lives, each training on from where the last one's newest checkpoint stands."""
     random_instants(trainee, seed, count=25)

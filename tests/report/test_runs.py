@@ -1,4 +1,4 @@
-"""All runs of a store, one line each: who trains, who is blind, and what a line costs."""
+"""All runs of a store, one line each: who trains, whose checkpoint is late, and what a line costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.checkpoint import Save
 from tests.fakes.store import FakeStore
 from tests.report.kept import Kept
 
-#: A run that saves every 100 s trains if it gave a sign in 900 s, and is blind after 300 s without a checkpoint: it has made two.
+#: A run that saves every 100 s trains if it gave a sign in 900 s, and is late after 300 s without a checkpoint: it has made two.
 EVERY: dict[str, Any] = {"first": 0, "interval": 100.0, "saves": 2}
 
 
@@ -28,7 +28,7 @@ def test_a_run_that_trains() -> None:
     kept.claim()
     kept.at(1100.0).save(10, **EVERY)
     run = line(kept, 1150.0)
-    assert (run.run_id, run.state, run.blind, run.step, run.age) == ("run", "training", False, 10, 50.0)
+    assert (run.run_id, run.state, run.late, run.step, run.age) == ("run", "training", False, 10, 50.0)
     assert (run.checkpoint, run.interval, run.attempts) == ("000000010-0001-0000", 100.0, 1)
     assert (run.failure, run.failed_attempt, run.failed_at) == ("", None, None)
 
@@ -47,34 +47,34 @@ def test_a_run_that_stood_still_at_its_last_sign_is_not_said_to_train() -> None:
     assert line(kept, 1350.0).state == "training"
 
 
-def test_a_checkpoint_that_is_late_makes_a_run_blind() -> None:
+def test_a_checkpoint_that_is_late_is_said() -> None:
     """It gives signs, so it trains: objects of a save that fails each time."""
     kept = Kept()
     kept.claim()
     kept.at(1100.0).save(10, **EVERY)
     kept.at(1500.0).put(failure_key("run", 9, 0).replace("0009", "0001"), "{}")
     run = line(kept, 1550.0)
-    assert (run.state, run.blind, run.age, run.quiet) == ("training", True, 450.0, 50.0)
+    assert (run.state, run.late, run.age, run.quiet) == ("training", True, 450.0, 50.0)
 
 
-def test_uploads_that_take_longer_than_the_interval_make_no_run_blind() -> None:
+def test_uploads_that_take_longer_than_the_interval_are_not_late() -> None:
     kept = Kept()
     kept.claim()
     kept.at(2000.0).save(10, **EVERY)
     kept.at(4000.0).save(20, **EVERY)
     run = line(kept, 7000.0)
-    assert (run.state, run.blind) == ("training", False)
-    assert line(kept, 8001.0).blind is True
+    assert (run.state, run.late) == ("training", False)
+    assert line(kept, 8001.0).late is True
     assert line(kept, 10001.0).state == "silent"
 
 
-def test_a_run_without_any_checkpoint_is_blind_when_its_time_has_come() -> None:
+def test_a_run_without_any_checkpoint_is_late_when_its_time_has_come() -> None:
     kept = Kept()
     kept.claim()
-    assert line(kept, 1100.0).blind is False
-    assert line(kept, 1000.0 + 3601.0).blind is False  # it is silent: most likely it trains no more
+    assert line(kept, 1100.0).late is False
+    assert line(kept, 1000.0 + 3601.0).late is False  # it is silent: most likely it trains no more
     late = line(kept, 1000.0 + 1801.0)
-    assert (late.state, late.blind, late.step, late.checkpoint, late.age) == (
+    assert (late.state, late.late, late.step, late.checkpoint, late.age) == (
         "training",
         True,
         None,
@@ -88,9 +88,9 @@ def test_a_new_attempt_does_not_see_by_the_checkpoints_of_the_last_one() -> None
     kept.claim()
     kept.at(1100.0).save(10, **EVERY)
     kept.at(9000.0).claim()
-    assert line(kept, 9010.0).blind is False
+    assert line(kept, 9010.0).late is False
     run = line(kept, 12000.0)
-    assert (run.blind, run.step) == (True, 10)
+    assert (run.late, run.step) == (True, 10)
 
 
 @pytest.mark.parametrize("state", ["notice", "error", "ended"])
@@ -107,7 +107,7 @@ def test_a_run_that_has_ended_is_neither(state: str) -> None:
         kept.put(end_key("run", 1), {"why": "ended", "ended": 1100.0})
     for now in (1110.0, 1e6):
         run = line(kept, now)
-        assert (run.state, run.blind) == (state, False)
+        assert (run.state, run.late) == (state, False)
 
 
 def test_a_notice_that_was_withdrawn_is_no_end() -> None:

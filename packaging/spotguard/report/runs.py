@@ -30,7 +30,7 @@ class RunLine:
     #: "training", "stalled", "silent", "notice", "error", "false-error", "ended", "interrupted" or "left"; "" if nothing of it is readable.
     state: str
     #: The newest attempt trains and makes no checkpoints: it has none, or none for longer than its interval.
-    blind: bool
+    late: bool
     #: Completed steps, name and age in seconds of the newest complete checkpoint; None if there is none.
     step: int | None
     checkpoint: str | None
@@ -110,7 +110,7 @@ def reckon_line(
     return RunLine(
         run_id=listing.run_id,
         state=state,
-        blind=state == "training" and since is not None and now - since > late,
+        late=state == "training" and since is not None and now - since > late,
         step=None if whole is None else whole.name.step,
         checkpoint=None if whole is None else str(whole.name),
         age=None if whole is None else max(0.0, now - whole.put),

@@ -100,8 +100,8 @@ def _runs(meant: Target, *, json: bool) -> int:
 
 def _cells(run: RunLine) -> tuple[Text, ...]:
     state, style = STATES.get(run.state, run.state), ""
-    if run.blind:
-        state, style = f"{state}, blind", "bold red"
+    if run.late:
+        state, style = f"{state}, checkpoint late", "bold red"
     elif run.state in ("error", "silent", "stalled"):
         style = "red"
     error = f"attempt {run.failed_attempt}: {clip(run.failure, TEXT)}" if run.failure else "-"
