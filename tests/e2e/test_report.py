@@ -93,7 +93,7 @@ def test_the_figures_of_three_lives_are_what_happened(
     assert "RuntimeError: boom &lt;b&gt;" in path.read_text()
 
     (run,) = asked(trainee, "ls", machine.url, "--runs")["runs"]
-    assert (run["run_id"], run["state"], run["blind"], run["step"], run["attempts"]) == (
+    assert (run["run_id"], run["state"], run["late"], run["step"], run["attempts"]) == (
         "job",
         "ended",
         False,

@@ -36,7 +36,9 @@ FORMING = frozenset(
     }
 )
 #: Functions that change what they are given first.
-_CHANGING_FIRST = frozenset({"shuffle", "next"})
+_CHANGING_FIRST = frozenset({"shuffle", "next", "heappush", "heappushpop", "heapreplace"})
+#: Functions that give a number another form.
+_ROUNDING = frozenset({"round", "float", "int"})
 
 
 def word_of(node: ast.AST | None) -> str:
@@ -149,7 +151,7 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
         if word := word_of(node.target):
             yield word
     elif isinstance(node, ast.Call):
-        if word := word_of(_changed_by_call(node)):
+        if word := container_of(_changed_by_call(node)):
             yield word
     else:
         for word, value in assigned(node):
@@ -158,32 +160,64 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
         item = isinstance(each, ast.Subscript) and not word_of(each) and not is_of_many(each.slice)
-        if item and (word := word_of(getattr(each, "value", None))):
+        if item and (word := container_of(each)):
             yield word  # one item of many
+
+
+def container_of(node: ast.AST | None) -> str:
+    """Return the word of what an item is in, as `table` of `table[state][action]`; of another expression its own word."""
+    while isinstance(node, ast.Subscript) and not word_of(node):
+        node = node.value
+    return word_of(node)
 
 
 def kept_as_best(inside: Iterable[ast.AST]) -> dict[str, list[ast.Assign]]:
     """Return the words that a condition compares with a value and its branches set to that, each with the statements that do so.
 
-    What sets such a word where it is None is among them: the first value is the best one.
+    A call of two values compares too, as `better(loss, best)`. What sets such a word where it is None is among the statements: the
+    first value is the best one.
     """
+    known = [*inside]
+    flags = {word: value for node in known for word, value in assigned(node) if isinstance(node, ast.Assign)}
     kept, first = dict[str, list[ast.Assign]](), dict[str, list[ast.Assign]]()
-    for node in inside:
-        for each in ast.walk(node.test) if isinstance(node, ast.If) else ():
-            if not isinstance(each, ast.Compare) or len(each.comparators) != 1:
+    for node in known:
+        if not isinstance(node, ast.If):
+            continue
+        sets = [
+            (each, *pair)
+            for each in ast.walk(node)
+            if isinstance(each, ast.Assign)
+            for pair in _kept_by(each)
+        ]
+        for test in ast.walk(flags.get(word_of(node.test), node.test)):
+            if (sides := _sides(test)) is None:
                 continue
-            sides = words_in(each.left), words_in(each.comparators[0])
-            is_none = word_of(each.left) if getattr(each.comparators[0], "value", "") is None else ""
-            for statement in ast.walk(node):
-                if not isinstance(statement, ast.Assign):
-                    continue
-                for word, value in assigned(statement):
-                    known, other = sides if word in sides[0] else sides[::-1]
-                    if word in known - other and not words_in(value).isdisjoint(other):
-                        kept.setdefault(word, []).append(statement)
-                    elif word == is_none:
-                        first.setdefault(word, []).append(statement)
+            is_none = word_of(sides[0]) if getattr(sides[1], "value", "") is None else ""
+            left, right = map(words_in, sides)
+            for statement, word, value in sets:
+                own, other = (left, right) if word in left else (right, left)
+                if word in own - other and not words_in(value).isdisjoint(other):
+                    kept.setdefault(word, []).append(statement)
+                elif word == is_none:
+                    first.setdefault(word, []).append(statement)
     return {word: [*each, *first.get(word, ())] for word, each in kept.items()}
+
+
+def _sides(test: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """Return the two values that an expression compares, or hands to a function together."""
+    if isinstance(test, ast.Compare) and len(test.comparators) == 1:
+        return test.left, test.comparators[0]
+    if isinstance(test, ast.Call) and len(test.args) == 2:
+        return test.args[0], test.args[1]
+    return None
+
+
+def _kept_by(statement: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    """Yield what a statement sets: words, and containers by one of their items."""
+    yield from assigned(statement)
+    for each in statement.targets:
+        if isinstance(each, ast.Subscript) and not word_of(each) and (word := container_of(each)):
+            yield word, statement.value
 
 
 def is_of_many(index: ast.expr) -> bool:
@@ -191,7 +225,16 @@ def is_of_many(index: ast.expr) -> bool:
 
 
 def _is_formed(value: ast.expr, word: str) -> bool:
-    """Return whether a value is a word's in another form or place, or one that is refilled as a whole."""
+    """Return whether a value is a word's in another form or place, also item by item, or one that is refilled as a whole."""
+    if isinstance(value, (ast.DictComp, ast.ListComp)) and len(value.generators) == 1:
+        source, item = value.generators[0].iter, value.value if isinstance(value, ast.DictComp) else value.elt
+        source = (
+            source.func.value
+            if isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute)
+            else source
+        )
+        if isinstance(item, ast.Call) and last_name(item.func) in FORMING | _ROUNDING:
+            return word_of(source) == word and word not in words_in(item)
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         if value.func.attr in REFILLING:
             return True
@@ -252,3 +295,7 @@ def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:
             yield from ((word, each) for each in node.args)
     else:
         yield from assigned(node)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
+        if isinstance(each, ast.Subscript) and not word_of(each) and (word := container_of(each)):
+            yield word, ast.copy_location(ast.Tuple([each.slice, node.value], ast.Load()), node)

@@ -231,6 +231,10 @@ class Beginnings:
             return True
         return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
 
+    def first(self, word: str) -> str:
+        """Return the source of the number that a word begins with; "…" if it begins otherwise."""
+        return next((ast.unparse(each) for each in self._sets(word) if _is_a_number(each)), "…")
+
     def grows(self, word: str) -> int:
         """Return how often statements change a word by what it was."""
         return sum(each.grown[word] for each in ([self._own] if base_of(word) else self._around(word)))
@@ -302,6 +306,10 @@ class Beginnings:
             )
         if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
             return all(self.is_fresh(each, depth) for each in value.elts)
+        if isinstance(value, (ast.ListComp, ast.DictComp)):  # of equal items, whatever their number is
+            return self.is_fresh(value.elt if isinstance(value, ast.ListComp) else value.value, 0)
+        if isinstance(value, ast.IfExp):  # as by a mode
+            return self.is_fresh(value.body, depth) and self.is_fresh(value.orelse, depth)
         if isinstance(value, ast.Dict):
             return None not in value.keys and all(self.is_fresh(each, depth) for each in value.values)
         if isinstance(value, ast.Constant) or last_name(value) in ("inf", "nan"):
@@ -313,6 +321,17 @@ class Beginnings:
         if issubclass(type(held), _OPTIONS) and not self._sets(word):
             return not self._is_doubted(word)
         return self.are_fresh(word, depth - 1)
+
+
+def _is_a_number(value: ast.expr) -> bool:
+    """Return whether an expression is a number by itself, as `0`, `-1.0`, `math.inf` and `float("inf")`."""
+    if isinstance(value, ast.UnaryOp):
+        return _is_a_number(value.operand)
+    if isinstance(value, ast.Call):
+        return last_name(value.func) == "float" and all(isinstance(each, ast.Constant) for each in value.args)
+    if isinstance(value, ast.Attribute):
+        return value.attr in ("inf", "nan")
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
 
 
 def _is_of_zeros(value: ast.expr) -> bool:

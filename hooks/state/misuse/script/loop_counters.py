@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
@@ -27,11 +28,13 @@ from ...inventory.call_stack import (
 )
 from .assignments import (
     assigned,
+    base_of,
     changed_by_itself,
     expression,
     kept_as_best,
     last_of,
     word_of,
+    words_in,
 )
 from .beginnings import Beginnings
 from .behind_boundary import changed_behind
@@ -53,8 +56,9 @@ COUNTED = "%s (%s) begins anew in a resumed run, and %s depends on it; %s [SG425
 _TRAINING = "training"
 _NUMBER = ", or compute it from the step's number"
 _KEEP = "keep %s in a registered dict, as in progress = {%s}"
-_REGISTER = "add %s to spotguard.register(…)" + _NUMBER
+_REGISTER = "add %s to spotguard.register(…)"
 _HOLD = "register a dict that holds it, as in progress={'%s': %s}"
+_OBJECT = "register the dict of its attributes, as in %s=vars(%s)"
 _ITERATE = (
     "begin it at the step that guard.restore() returns, or wrap a loader in spotguard.ResumableLoader(…)"
 )
@@ -134,14 +138,16 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
     several = list({each.word: each for each in found if each.depends == first.depends}.values())
     words = [each.word for each in several]
     more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
-    remedy = first.remedy
+    remedy, owners = first.remedy, {base_of(each.word) for each in several}
+    if not first.entries and len(several) > 1 and len(owners) == 1 and (owner := owners.pop()):
+        remedy = _OBJECT % (last_of(owner), owner)
     if first.entries:
         entries = {name: value for each in several[:_FEW] for name, value in each.entries.items()}
         remedy = _KEEP % (
             "them" if len(entries) > 1 else "it",
             ", ".join(f"'{name}': {value}" for name, value in entries.items()),
         )
-        remedy += _NUMBER if {*entries.values()} == {"0"} else ""
+        remedy += _NUMBER if all(each.by_step for each in several) else ""
     return ", ".join(words[:_FEW]) + more, first.place, first.depends, remedy
 
 
@@ -153,6 +159,7 @@ class _Carried(NamedTuple):
         place: where it changes.
         depends: what depends on it.
         is_best: whether a condition compares it with a value that it becomes.
+        by_step: whether each turn changes it, by numbers of the source.
         entries: what a registered dict would hold for it, by name; and if that is no help:
         remedy: what is.
     """
@@ -161,6 +168,7 @@ class _Carried(NamedTuple):
     place: str
     depends: str
     is_best: bool
+    by_step: bool
     entries: dict[str, str]
     remedy: str
 
@@ -189,7 +197,7 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     inside += [each for body in bodies for each in nodes(body.statements)]
     counts: dict[str, list[Any]] = {}
     for node in inside:
-        for word in changed_by_itself(node):
+        for word in (*changed_by_itself(node), *_updated(node, names)):
             counts.setdefault(word, []).append(node)
     best = kept_as_best(inside)
     if not (counts or best) or len(inside) > _MOST:
@@ -207,17 +215,14 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
     for word in sorted({*counts, *best}, key=lambda word: (counts.get(word) or best[word])[0].lineno):
-        kept = best.get(word, [])
-        changes = [
-            each
-            for each in [*counts.get(word, ()), *kept]
-            if not (turn.is_item_of_a_loop(each) or turn.fills_a_gap(each, word))
-        ]
-        if not changes:
-            continue
-        known = expression(word)
+        known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
+            continue
+        changes = [each for each in counts.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
+        if issubclass(type(value), dict):
+            changes = [each for each in changes if not turn.fills_a_gap(each, word)]
+        if not changes:
             continue
         begins = begun.are_fresh(word, besides=[each.value for each in kept])
         if is_iterator(value):  # the script may have wound it
@@ -235,16 +240,40 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         what, held = _TRAINING if depends.on(word) else "", ""
         if not what and (copy := next(depends.kept_by(word), None)) is not None:
             call, held = copy
-            what = f"what {ast.unparse(call.func)}(…) keeps ({place(call)})"
+            # A name that a body gives itself is another one there.
+            name = ast.unparse(call.func) if not word_of(call.func).startswith("_") else last_name(call.func)
+            what = f"what {name}(…) keeps ({place(call)})"
         if what:
-            entries = {last_of(each): "…" for each in (word, held) if each} if kept else {}
-            remedy = ""
-            if not kept:
-                entries, remedy = _remedy(known, value, changes)
-            yield _Carried(word, place(changes[0]), what, bool(kept), entries, remedy)
+            by_step = (
+                not kept
+                and type(value) in (int, float)
+                and all(turn.is_always_made(each) and _is_by_a_number(each) for each in changes)
+            )
+            entries, remedy = dict[str, str](), ""
+            if kept and not isinstance(known, ast.Subscript):
+                entries = {last_of(word): begun.first(word)} | ({last_of(held): "None"} if held else {})
+            else:
+                entries, remedy = _remedy(known, value, changes, begun.first(word))
+                remedy += _NUMBER if remedy and by_step else ""
+            yield _Carried(word, place(changes[0]), what, bool(kept), by_step, entries, remedy)
 
 
-def _remedy(word: ast.expr, value: Any, changes: list[Any]) -> tuple[dict[str, str], str]:
+def _updated(node: Any, names: RegisteredNames) -> Iterator[str]:
+    """Yield the word of a counter or a set that a call adds to."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+        word = word_of(node.func.value)
+        if word and type(names.value(node.func.value)) in (Counter, set):
+            yield word
+
+
+def _is_by_a_number(change: Any) -> bool:
+    """Return whether a statement changes a number by what stands in the source, as `n += 1` and `rate = rate * 0.9`."""
+    value, target = getattr(change, "value", None), getattr(change, "target", None)
+    targets = getattr(change, "targets", [target])
+    return value is not None and words_in(value) <= {word_of(each) for each in targets}
+
+
+def _remedy(word: ast.expr, value: Any, changes: list[Any], first: str) -> tuple[dict[str, str], str]:
     """Return what brings a value back: entries of a registered dict, or another way where it has a dict or only the script can."""
     name, text = last_of(ast.unparse(word)), ast.unparse(word)
     if is_iterator(value):
@@ -252,6 +281,6 @@ def _remedy(word: ast.expr, value: Any, changes: list[Any]) -> tuple[dict[str, s
     if isinstance(word, ast.Subscript):
         return {}, _REGISTER % ast.unparse(word.value)
     if type(value) in (int, float):
-        return {name: "0"}, ""
+        return {name: first}, ""
     in_place = not any(text in {known for known, _ in assigned(each)} for each in changes)
     return ({}, _HOLD % (name, text)) if in_place else ({name: "…"}, "")

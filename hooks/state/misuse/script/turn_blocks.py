@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .assignments import base_of, is_of_many, refilled, set_anew, word_of, words_in
+from ...inventory.attribute_words import last_name
+from .assignments import assigned, base_of, container_of, is_of_many, refilled, set_anew, word_of, words_in
 from .called_bodies import CalledBody, word_called
 from .registered_names import LOOPS, nodes
 
@@ -47,6 +48,14 @@ class TurnBlocks:
                 self._statement_of |= {id(each): statement for each in (statement, *_own(statement))}
                 for word in self._called_by(statement):
                     self._calls.setdefault(word, []).append(statement)
+        #: What is taken from a dict by a key that it may lack.
+        self._got = [
+            (target, value)
+            for part in (loop, *(ast.Module(each.statements, []) for each in bodies))
+            for node in ast.walk(part)
+            for target, value in assigned(node)
+            if isinstance(value, ast.Call) and last_name(value.func) == "get"
+        ]
         self._sets = {each.word: {*_always_set(each.statements)} for each in bodies}
         self._loop = {*map(id, nodes([loop]))}
         #: The words that each turn sets anew in the loop's own statements, also those of loops in it.
@@ -68,7 +77,7 @@ class TurnBlocks:
         return body.word if body is not None else ""
 
     def is_item_of_a_loop(self, change: Any) -> bool:
-        """Return whether a change sets one item of each that a loop within the turn goes over, and so all of them."""
+        """Return whether a change sets one item of each that a loop within the turn goes over, and so all of them, to other values."""
         numbers = set[str]()
         statement = self._statement_of.get(id(change), change)
         while id(statement) in self._blocks:
@@ -76,18 +85,36 @@ class TurnBlocks:
             if isinstance(statement, ast.For) and not self.is_around_boundary(statement):
                 numbers |= words_in(statement.target)
         targets = (each for each in getattr(change, "targets", ()) if isinstance(each, ast.Subscript))
-        return any(numbers & words_in(each.slice) for each in targets)
+        return any(
+            numbers & words_in(each.slice) and container_of(each) not in words_in(change.value)
+            for each in targets
+        )
 
     def fills_a_gap(self, change: Any, word: str) -> bool:
         """Return whether a change of a dict is made only where that lacks the key: so does a cache, whose values are those of the key."""
+        asked = {word, *(each for each, value in self._got if word in words_in(value))}
+        statement = self._statement_of.get(id(change), change)
+        while id(statement) in self._blocks:
+            outer, block = self._blocks[id(statement)]
+            if isinstance(outer, ast.ExceptHandler):
+                return last_name(outer.type) in ("KeyError", "")
+            # A block that has returned what is there goes on where nothing is.
+            before = block[: block.index(statement)] if isinstance(statement, ast.stmt) else []
+            if any(
+                isinstance(each, ast.If) and _asks_for_a_key(each.test, asked) for each in (outer, *before)
+            ):
+                return True
+            statement = outer
+        return False
+
+    def is_always_made(self, change: Any) -> bool:
+        """Return whether each turn makes a change: no condition decides it."""
         statement = self._statement_of.get(id(change), change)
         while id(statement) in self._blocks:
             statement, _ = self._blocks[id(statement)]
-            if not isinstance(statement, ast.If) or word not in words_in(statement.test):
-                continue
-            if any(isinstance(each, (ast.In, ast.NotIn)) for each in ast.walk(statement.test)):
-                return True
-        return False
+            if isinstance(statement, (ast.If, ast.ExceptHandler)) and not self.is_around_boundary(statement):
+                return False
+        return True
 
     def begins_anew(self, word: str, changes: list[Any]) -> bool:
         """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""
@@ -143,6 +170,13 @@ class TurnBlocks:
     def _called_by(self, statement: ast.stmt) -> set[str]:
         """Return the words of bodies that a statement calls by itself, and not by those in its blocks."""
         return self._words.intersection(map(word_called, _own(statement)))
+
+
+def _asks_for_a_key(test: ast.expr, words: set[str]) -> bool:
+    """Return whether a condition asks whether one of some dicts has a key, as `key in x`, or `x.get(key) is None`."""
+    asks = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
+    compares = (each for each in ast.walk(test) if isinstance(each, ast.Compare))
+    return any(isinstance(each.ops[0], asks) and words & words_in(each) for each in compares)
 
 
 def _always_set(statements: list[ast.stmt]) -> set[str]:

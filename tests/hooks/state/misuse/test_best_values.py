@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import copy
+import heapq
 import math
+import operator
 import shutil
 import time
 from collections.abc import Callable
@@ -113,6 +115,56 @@ def keeps_in_a_dict(training: Trained, guard: Guard) -> None:
             torch.save(training.model.state_dict(), training.folder / "best.pt")
 
 
+class Better:
+    """Keeps the best weights, by a comparison that its mode decides."""
+
+    def __init__(self, mode: str) -> None:
+        self.better: Callable[[float, float], bool] = operator.lt if mode == "min" else operator.gt
+        self.top = math.inf if mode == "min" else -math.inf
+        self.weights: dict[str, Any] | None = None
+
+    def see(self, value: float, model: nn.Module) -> None:
+        if self.better(value, self.top):
+            self.top = value
+            self.weights = copy.deepcopy(model.state_dict())
+
+
+def compares_by_a_call(training: Trained, guard: Guard) -> None:
+    judge = Better("min")
+    for _ in guard.steps(2):
+        judge.see(training.turn(), training.model)
+
+
+def decides_by_a_name(training: Trained, guard: Guard) -> None:
+    record = 1e9
+    for _ in guard.steps(2):
+        loss = training.turn()
+        improved = loss < record
+        if improved:
+            record = loss
+            torch.save(training.model.state_dict(), training.folder / "best.pt")
+
+
+def keeps_one_of_each_name(training: Trained, guard: Guard) -> None:
+    records = {"loss": math.inf, "square": math.inf}
+    for _ in guard.steps(2):
+        loss = training.turn()
+        values = {"loss": loss, "square": loss**2}
+        for name in values:
+            if values[name] < records[name]:
+                records[name] = values[name]
+                torch.save(training.model.state_dict(), training.folder / f"{name}.pt")
+
+
+def keeps_the_best_two(training: Trained, guard: Guard) -> None:
+    heap: list[float] = []
+    for _ in guard.steps(2):
+        loss = training.turn()
+        if len(heap) < 2 or -loss > heap[0]:
+            heapq.heappush(heap, -loss)
+            torch.save(training.model.state_dict(), training.folder / f"{loss}.pt")
+
+
 def numbers_its_files(training: Trained, guard: Guard) -> None:
     number = 0
     for _ in guard.steps(2):
@@ -125,11 +177,15 @@ def numbers_its_files(training: Trained, guard: Guard) -> None:
 @pytest.mark.parametrize(
     ("script", "word", "call", "remedy"),
     [
-        (writes_a_file, "best", "torch.save", "it in a registered dict, as in progress = {'best': …}"),
-        (copies_a_file, "top", "shutil.copyfile", "progress = {'top': 0}"),
-        (keeps_weights, "lowest", "copy.deepcopy", "them in a registered dict, as in progress = {'lowest': …, 'weights': …}"),
+        (writes_a_file, "best", "torch.save", "it in a registered dict, as in progress = {'best': math.inf}"),
+        (copies_a_file, "top", "shutil.copyfile", "progress = {'top': 0.0}"),
+        (keeps_weights, "lowest", "copy.deepcopy", "them in a registered dict, as in progress = {'lowest': …, 'weights': None}"),
         (keeps_in_a_class, "keeper.score", "keeper.save_checkpoint", "progress = {'score': …}"),
-        (keeps_in_a_dict, "own['lowest']", "torch.save", "progress = {'lowest': …}"),
+        (keeps_in_a_dict, "own['lowest']", "torch.save", "add own to spotguard.register(…) [SG425]"),
+        (compares_by_a_call, "judge.top", "copy.deepcopy", "them in a registered dict, as in progress = {'top': …, 'weights': None}"),
+        (decides_by_a_name, "record", "torch.save", "progress = {'record': 1000000000.0}"),
+        (keeps_one_of_each_name, "records", "torch.save", "progress = {'records': …}"),
+        (keeps_the_best_two, "heap", "torch.save", "progress={'heap': heap}"),
         (numbers_its_files, "number", "torch.save", "progress = {'number': 0}, or compute it"),
     ],
 )  # fmt: skip
