@@ -44,15 +44,23 @@ class Dependence:
         self._follow(word)
         return any(map(self._depends, self._inside))
 
-    def kept_by(self, word: str) -> Iterator[tuple[Any, str]]:
-        """Yield each call that keeps weights where a word decides it: the call, and the word of its copy; "" if it writes a file."""
+    def kept_by(self, word: str, *, names_it: bool) -> Iterator[tuple[Any, str]]:
+        """Yield each call that keeps weights where a word decides it: the call, and the word of its copy; "" if it writes a file.
+
+        Args:
+            word: the word.
+            names_it: whether only a call counts that is given what follows from the word, as the step in a file's name.
+        """
         self._follow(word)
         for node in self._inside:
             if not isinstance(node, ast.If) or self._turn.is_around_boundary(node):
                 continue
             if self._meets(node, words_in(node.test)):
                 for each in nodes([*node.body, *node.orelse]):
-                    yield from self._kept(each)
+                    found = self._kept(each)
+                    yield from (
+                        pair for pair in found if not names_it or self._meets(pair[0], words_in(pair[0]))
+                    )
 
     def _kept(self, node: Any) -> Iterator[tuple[Any, str]]:
         if isinstance(node, ast.Call):

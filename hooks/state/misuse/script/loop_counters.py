@@ -237,18 +237,15 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         def place(node: Any) -> str:
             return f"{os.path.basename(files.get(id(node), code.co_filename))}:{node.lineno}"
 
+        is_count = not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
         what, held = _TRAINING if depends.on(word) else "", ""
-        if not what and (copy := next(depends.kept_by(word), None)) is not None:
+        if not what and (copy := next(depends.kept_by(word, names_it=is_count), None)) is not None:
             call, held = copy
             # A name that a body gives itself is another one there.
             name = ast.unparse(call.func) if not word_of(call.func).startswith("_") else last_name(call.func)
             what = f"what {name}(…) keeps ({place(call)})"
         if what:
-            by_step = (
-                not kept
-                and type(value) in (int, float)
-                and all(turn.is_always_made(each) and _is_by_a_number(each) for each in changes)
-            )
+            by_step = is_count and all(map(turn.is_always_made, changes))
             entries, remedy = dict[str, str](), ""
             if kept and not isinstance(known, ast.Subscript):
                 entries = {last_of(word): begun.first(word)} | ({last_of(held): "None"} if held else {})

@@ -268,6 +268,16 @@ def makes_a_cache_once(training: Trained, guard: Guard) -> None:
             torch.save(cache, training.folder / "cache.pt")
 
 
+def writes_after_so_many_turns(training: Trained, guard: Guard) -> None:
+    since = 0
+    for _ in guard.steps(2):
+        training.turn()
+        since += 1
+        if since >= 2:
+            torch.save(training.model.state_dict(), training.folder / "last.pt")
+            since = 0
+
+
 def saves_by_its_guard(training: Trained, guard: Guard) -> None:
     least_yet = math.inf
     for _ in range(guard.restore(), 2):
@@ -288,6 +298,7 @@ def saves_by_its_guard(training: Trained, guard: Guard) -> None:
         only_shows_its_best,
         finds_the_best_of_a_turn,
         makes_a_cache_once,
+        writes_after_so_many_turns,
         saves_by_its_guard,
     ],
 )
