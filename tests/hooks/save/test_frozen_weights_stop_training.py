@@ -36,9 +36,9 @@ FROZEN = 160 * MIB
 NOISE = 32 * MIB
 
 
-def frozen(pieces: int) -> tuple[nn.Module, int]:
+def frozen(pieces: int, nbytes: int = FROZEN) -> tuple[nn.Module, int]:
     """A model of which only a head is trained, and where its other weights lie: in a mapping of their own."""
-    memory = mmap.mmap(-1, FROZEN)
+    memory = mmap.mmap(-1, nbytes)
     whole = torch.frombuffer(memory, dtype=torch.float32).fill_(1.0)
     base = nn.ParameterList([nn.Parameter(each, requires_grad=False) for each in whole.chunk(pieces)])
     return nn.ModuleDict({"base": base, "head": nn.Linear(4, 1)}), whole.data_ptr()
@@ -86,17 +86,17 @@ def test_differs_rate() -> None:
 
 @pytest.mark.slow
 def test_digests_rate() -> None:
-    """Of the copies, with the gate open: it is the notice that would wait. All memory counts, so in a process of its own: threads of
-    other tests read, too."""
+    """Of the copies, with the gate open: it is the notice that would wait. All memory counts, so in a process of its own. Two threads
+    read there, and on a busy machine both do between two looks."""
     script = f"from {__name__} import copied_and_read\nprint(copied_and_read())"
     alone = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert int(alone.stdout or 0) in range(1, LONGEST + NOISE), alone.stdout + alone.stderr
+    assert int(alone.stdout or 0) in range(1, 2 * LONGEST + NOISE), alone.stdout + alone.stderr
 
 
 def copied_and_read() -> int:
     scope, store = Touched(), FakeStore()
     with rank_of(0, 2), closing(checkpointer(store, 2)) as writer:
-        model = DistributedDataParallel(frozen(1)[0])
+        model = DistributedDataParallel(frozen(1, 2 * FROZEN)[0])
         state = guarded_state(model, 2)
         store.faults = [Fault(0, ("put",), error=lambda: DeniedError("it was seen enough"))]
         with pytest.raises(DeniedError, match="seen enough"):
