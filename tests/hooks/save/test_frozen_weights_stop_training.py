@@ -86,7 +86,7 @@ def test_differs_rate() -> None:
 
 @pytest.mark.slow
 def test_digests_rate() -> None:
-    """Of the copies, with the gate open: it is the notice that would wait. All memory counts, so in a process of its own. Two threads
+    """The copies are read with the gate open: it is the notice that would wait. All memory counts, so in a process of its own. Two threads
     read there, and on a busy machine both do between two looks."""
     script = f"from {__name__} import copied_and_read\nprint(copied_and_read())"
     alone = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -157,11 +157,15 @@ def changed_by_itself(node: ast.AST) -> Iterator[str]:
         for word, value in assigned(node):
             if word in words_in(value) and not _is_formed(value, word):
                 yield word
+    yield from (word for item, word in _items_set(node) if not is_of_many(item.slice))
+
+
+def _items_set(node: ast.AST) -> Iterator[tuple[ast.Subscript, str]]:
+    """Yield each item at a computed key that a statement sets, with the word of what it is in."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
-        item = isinstance(each, ast.Subscript) and not word_of(each) and not is_of_many(each.slice)
-        if item and (word := container_of(each)):
-            yield word  # one item of many
+        if isinstance(each, ast.Subscript) and not word_of(each) and (word := container_of(each)):
+            yield each, word
 
 
 def container_of(node: ast.AST | None) -> str:
@@ -215,9 +219,7 @@ def _sides(test: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 def _kept_by(statement: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
     """Yield what a statement sets: words, and containers by one of their items."""
     yield from assigned(statement)
-    for each in statement.targets:
-        if isinstance(each, ast.Subscript) and not word_of(each) and (word := container_of(each)):
-            yield word, statement.value
+    yield from ((word, statement.value) for _, word in _items_set(statement))
 
 
 def is_of_many(index: ast.expr) -> bool:
@@ -295,7 +297,5 @@ def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:
             yield from ((word, each) for each in node.args)
     else:
         yield from assigned(node)
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    for each in targets if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
-        if isinstance(each, ast.Subscript) and not word_of(each) and (word := container_of(each)):
-            yield word, ast.copy_location(ast.Tuple([each.slice, node.value], ast.Load()), node)
+    for item, word in _items_set(node):
+        yield word, ast.copy_location(ast.Tuple([item.slice, node.value], ast.Load()), node)

@@ -309,7 +309,7 @@ def test_value_that_no_resumed_run_misses_is_not_named(
 
 
 def lines(script: Script, folder: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What a first run of a script logs about values that begin anew."""
+    """The lines that a first run of a script logs about values that begin anew."""
     training = Trained(folder)
     with guarded(WatchedStore(), training.values) as guard:
         guard.restore()
