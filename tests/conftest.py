@@ -85,6 +85,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Not below pytest's own tmp_path: a Unix socket's path holds 107 bytes (unix(7), sun_path), and that is longer.
     config.stash[_runtime_dir] = Path(tempfile.mkdtemp(prefix="sg-", dir="/tmp"))  # made with mode 0700
+    # Whoever is killed leaves its files here. `prove` links what lies beside a working directory, and pytest's are beside those.
+    _session.setenv("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    _session.setattr(tempfile, "tempdir", str(config.stash[_runtime_dir]))
+    _session.setenv("TMPDIR", str(config.stash[_runtime_dir]))
     _session.setenv("XDG_RUNTIME_DIR", str(config.stash[_runtime_dir]))
 
 
