@@ -17,9 +17,10 @@ def folder(tmp_path: Path) -> Path:
     made = "import gc\nassert not gc.isenabled()\nmade = [[] for _ in range(5000)]\n"
     (tmp_path / "torch" / "__init__.py").write_text(made)
     parts = {
-        "__init__": f"{made}disable, optimize = 'compiler', 'torch._dynamo.optimize'\nfrom . import utils\n",
+        "__init__": f"{made}disable, optimize = 'compiler', 'torch._dynamo.optimize'\nfrom . import trace_rules, utils\n",
         "config": "",
         "guards": "name = 'torch._dynamo.guards'\n",
+        "trace_rules": "def clear_lru_cache():\n    return 'cleared'\n",
         "utils": "counters = 'torch._dynamo.utils.counters'\n",
     }
     for name, text in parts.items():
@@ -82,17 +83,18 @@ def test_import_that_fails_leaves_the_collector_on(folder: Path) -> None:
     "wanted", ["torch._dynamo.optimize", "torch._dynamo.utils.counters", "torch._dynamo.guards"]
 )
 def test_compiler_is_imported_when_it_is_wanted(folder: Path, wanted: str) -> None:
-    """Not for an optimizer, which disables it, and not for its settings."""
+    """Not for an optimizer, which disables it, not for a process group, which empties its caches, and not for its settings."""
     code = f"""
 import importlib, sys, torch, torch._dynamo
 assert torch._dynamo.disable(5) == 5
 assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer"
+assert torch._dynamo.trace_rules.clear_lru_cache() is None
 import torch._dynamo.config
 assert torch._dynamo.disable(5) == 5
 try:
     print({wanted})
 except AttributeError:
     print(importlib.import_module("{wanted}").name)
-print(torch._dynamo.disable)
+print(torch._dynamo.disable, torch._dynamo.trace_rules.clear_lru_cache())
 """
-    assert run(folder, code) == f"{wanted}\ncompiler\n"
+    assert run(folder, code) == f"{wanted}\ncompiler cleared\n"

@@ -1,8 +1,8 @@
 """On the PYTHONPATH of every Python that a test starts: torch for half the price, which hundreds of processes pay.
 
 The objects that an import of torch makes live to the end, so the garbage collector leaves them out, while torch is imported and at
-the process's end. It sees the script's own objects as ever. The compiler is imported when something is compiled: `torch.optim`
-and DistributedDataParallel import it only to find that it is not used.
+the process's end. It sees the script's own objects as ever. The compiler is imported when something is compiled: `torch.optim`,
+DistributedDataParallel and process groups import it only to find that it is not used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from typing import Any
 
 #: What imports a hundred thousand objects or more.
 HEAVY = ("torch", "torch._dynamo")
+#: What DistributedDataParallel, and a process group's beginning, ask the compiler's parts for. Its caches are empty as it is imported.
+PARTS: dict[str, dict[str, Any]] = {
+    "utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
+    "trace_rules": {"clear_lru_cache": lambda: None},
+}
 
 
 class Importer:
@@ -67,20 +72,22 @@ class Compiler:
         return self._module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        utils = types.ModuleType("torch._dynamo.utils")
-        utils.get_optimize_ddp_mode = lambda: "ddp_optimizer"  # type: ignore[attr-defined]
-        utils.__getattr__ = lambda name: getattr(self._load().utils, name)  # type: ignore[method-assign]
         vars(module).update(
+            {name: self._part(name, **has) for name, has in PARTS.items()},
             disable=lambda function, *_, **__: function,
             graph_break=lambda: None,
-            utils=utils,
             __getattr__=lambda name: getattr(self._load(), name),
         )
+
+    def _part(self, part: str, **has: Any) -> types.ModuleType:
+        module = types.ModuleType(f"torch._dynamo.{part}")
+        vars(module).update(has, __getattr__=lambda name: getattr(getattr(self._load(), part), name))
+        return module
 
     def _load(self) -> Any:
         if self._real is not None:
             loader, self._real = self._real, None
-            for name in ("disable", "graph_break", "utils", "__getattr__"):
+            for name in ("disable", "graph_break", *PARTS, "__getattr__"):
                 delattr(self._module, name)
             loader.exec_module(self._module)
         return self._module

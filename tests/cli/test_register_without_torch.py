@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 #: Hides torch, as in an environment that has none, and begins as a training script does.
 SCRIPT = """
 import sys
@@ -27,7 +24,6 @@ def test_register_without_torch_says_in_one_line_what_to_install() -> None:
     """The script's own line, and the message: no way through our imports, and none of torch's."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "packaging")},
         capture_output=True,
         text=True,
         timeout=100,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).parent / "programs" / "ends.py"
 
 
@@ -22,7 +20,6 @@ def run(seconds: float, *words: str) -> str:
     """What was printed; it has ended in order, and nobody complained."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "packaging")},
         capture_output=True,
         text=True,
         timeout=seconds,

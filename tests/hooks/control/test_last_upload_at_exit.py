@@ -23,7 +23,7 @@ def test_last_upload_at_exit(folder: Path) -> None:
     """It is committed, nothing is said to have failed, and of `--keep 1` the one before is gone."""
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(folder)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'packaging'}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])},
         capture_output=True,
         text=True,
         timeout=100,

@@ -224,7 +224,7 @@ class Gang:
             self._births, theirs = socket.socketpair()
             environment = {
                 **os.environ,
-                "PYTHONPATH": f"{ROOT / 'packaging'}:{ROOT}",
+                "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)]),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
                 "SPOTGUARD_EVERY": "off",

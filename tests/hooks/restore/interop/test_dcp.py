@@ -28,6 +28,8 @@ from tests.hooks.restore.interop.programs import load as program
 
 pytestmark = pytest.mark.torch
 
+ROOT = Path(__file__).parents[4]
+
 
 @pytest.fixture
 def url(folder: Path) -> str:
@@ -50,11 +52,10 @@ def test_two_ranks_of_fsdp2_load_what_four_have_saved(url: str, tmp_path: Path) 
     for name, param in model.named_parameters():
         expected |= {f"optimizer.{name}.{word}": t.clone() for word, t in optimizer.state[param].items()}
     save_file(expected, tmp_path / "expected")
-    root = str(Path(__file__).parents[3])
     environment = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([root, f"{root}/packaging"]),
+        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)]),
     }
     words = [sys.executable, "-m", "tests.hooks.restore.interop.programs.load"]
     ranks = [

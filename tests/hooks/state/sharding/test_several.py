@@ -23,7 +23,7 @@ def test_every_way_comes_apart_and_together_in_every_other(tmp_path: Path) -> No
     """Under DDP, fully_shard, HSDP, tensor parallel and both; no collective; the losses of a run without us."""
     env = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT / 'packaging'}:{ROOT}",
+        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)]),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
