@@ -24,7 +24,7 @@ from .scale import Scale
 
 BATCH = 12
 #: Steps after which a checkpoint is asked for again: a busy machine may give one up.
-_PATIENCE = 500
+_PATIENCE = 50
 
 
 def measure(scale: Scale) -> Iterator[Row]:
