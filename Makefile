@@ -56,7 +56,7 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with TORCH_INDEX=URL (the index of CPU builds that PyTorch's install page names), or with PYTHON=python3.11" >&2; exit 1; }
 	$(BIN)/spotguard demo
 
-test: .venv/ready  ## the fast tier: five minutes, and no server
+test: .venv/ready  ## the fast tier: seven minutes, and no server
 	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 quick: .venv/ready  ## the fast tests of what differs from BASE (HEAD)
@@ -100,7 +100,7 @@ wheel: dist/built  ## build the wheel into dist/
 	@ls dist/*.whl
 
 test-wheel: .venv-wheel/ready  ## the whole-path tests of the fast tier against the built wheel
-	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= tests/e2e tests/attach
+	$(AGAIN) .venv-wheel/bin/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal -o pythonpath= -o cache_dir=.venv-wheel/cache tests/e2e tests/attach
 
 test-pythons:  ## the fast tier on every other Python >= 3.12 that is here; with torch if TORCH_INDEX names its index
 	TORCH_INDEX='$(TORCH_INDEX)' scripts/test-pythons $(FAST) --numprocesses=$(JOBS) --dist=worksteal
