@@ -46,12 +46,20 @@ def word_of(node: ast.AST | None) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        base = word_of(node.value)
+        base = object_of(node.value)
         return f"{base}.{node.attr}" if base else ""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         base = word_of(node.value)
         return f"{base}[{node.slice.value!r}]" if base and isinstance(node.slice.value, str) else ""
     return ""
+
+
+def object_of(node: ast.AST | None) -> str:
+    """Return the word of an expression that has attributes: also that of an item, as in `callbacks[0].count`."""
+    if isinstance(node, ast.Subscript) and type(getattr(node.slice, "value", None)) is int:
+        base = word_of(node.value)
+        return f"{base}[{ast.unparse(node.slice)}]" if base else ""
+    return word_of(node)
 
 
 def words_in(node: ast.AST) -> set[str]:
@@ -72,7 +80,7 @@ def last_of(word: str) -> str:
 
 def base_of(word: str) -> str:
     """Return what a word is a part of; "" for a name."""
-    return word_of(getattr(expression(word), "value", None))
+    return object_of(getattr(expression(word), "value", None))
 
 
 def key_of(word: str) -> str:

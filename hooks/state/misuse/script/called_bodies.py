@@ -9,15 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ...inventory.attribute_words import source_of
+from ...inventory.attribute_words import last_name, source_of
 from ...inventory.call_stack import is_library
-from .assignments import expression, word_at, word_of
+from .assignments import expression, object_of, word_at, word_of
 from .registered_names import RegisteredNames, nodes
 
 #: The most bodies that are read for one loop.
 _MOST = 100
 #: The most values that a function returns together, if its source does not tell how many.
 _TOGETHER = 4
+#: The most items of a list, a tuple or a dict, each of which has methods that a loop over them calls.
+_ITEMS = 16
+#: Stands between a method that is called by `super()` and the class that calls it.
+_BEHIND = "__behind_"
 
 
 class CalledBody(NamedTuple):
@@ -42,9 +46,13 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
     """
     seen, found = dict[Any, CalledBody | None](), list[CalledBody]()
     waiting = deque(inside)
+    #: By the name of a loop over objects: the words of these.
+    items: dict[str, list[str]] = {}
     while waiting and len(found) < _MOST:
         node = waiting.popleft()
-        for base, name in _asked(node):
+        for target, values in gone_over(node):
+            items.setdefault(target, []).extend(_items(values, names))
+        for base, name, word in _asked(node, items):
             # An object of several words is read with the first: others of one that has itself would have no end.
             key = (id(names.value(expression(base))) if base else 0, name)
             function = _function(base, name, names) if key not in seen or seen[key] else None
@@ -58,7 +66,7 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
                 known.statements[:0] = links
                 continue
             try:
-                body = seen[key] = _read(function, base, name, links)
+                body = seen[key] = _read(function, base, word, links)
             except RecursionError:  # a sum of a thousand terms
                 seen[key] = None
                 continue
@@ -74,22 +82,57 @@ def word_called(node: Any) -> str:
     return word_of(node) if isinstance(node, ast.Attribute) else ""
 
 
-def _asked(node: Any) -> Iterator[tuple[str, str]]:
-    """Yield the object, and the method or property, that an expression may execute; without an object for a function."""
-    if isinstance(node, ast.Call) and (word := word_of(node.func)):
-        if isinstance(node.func, ast.Attribute):
-            yield word_of(node.func.value), node.func.attr
-        else:
-            yield "", word
-        yield word, "__call__"
-    elif isinstance(node, ast.Attribute) and (base := word_of(node.value)):
-        yield base, node.attr
+def gone_over(node: Any) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the name that a loop, or a comprehension, gives each item of a value, and the value."""
+    loops = [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
+    for each in loops:
+        targets, given = [each.target], [each.iter]
+        if isinstance(each.iter, ast.Call):  # as in `zip(meters, values)` and `callbacks.items()`
+            called = each.iter.func
+            given = [called.value] if isinstance(called, ast.Attribute) else each.iter.args
+            if isinstance(each.target, ast.Tuple):
+                targets = each.target.elts
+                targets = targets[-1:] if last_name(called) in ("enumerate", "items") else targets
+        for target, values in zip(targets, given, strict=False):
+            if isinstance(target, ast.Name) and object_of(values):
+                yield target.id, values
+
+
+def _asked(node: Any, items: Mapping[str, list[str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the object, and the method or property, that an expression may execute, and its `word_called`.
+
+    Without an object for a function. Of the name of a loop over objects, each of these is yielded.
+    """
+    word = word_called(node)
+    if not word:
+        return
+    called = node.func if isinstance(node, ast.Call) else node
+    if isinstance(called, ast.Attribute):
+        base = object_of(called.value)
+        for each in items.get(base) or [base]:
+            yield each, called.attr, word
+    if isinstance(node, ast.Call):
+        for each in items.get(word) or [word]:
+            if isinstance(called, ast.Name):
+                yield "", each, word
+            yield each, "__call__", word
+
+
+def _items(values: ast.expr, names: RegisteredNames) -> Iterator[str]:
+    """Yield the words of the items of a value."""
+    held, word = names.value(values), object_of(values)
+    keys = held if type(held) is dict else range(len(held)) if type(held) in (list, tuple) else ()
+    if len(keys) <= _ITEMS:
+        yield from (f"{word}[{key!r}]" for key in keys if type(key) in (int, str))
 
 
 def _function(base: str, name: str, names: RegisteredNames) -> FunctionType | None:
-    found: Any = names.value(expression(name)) if not base else None
+    found = names.value(expression(name)) if not base else None
     if base and not names.owner(expression(base)):
-        kinds = type(names.value(expression(base))).__mro__
+        kinds = [*type(names.value(expression(base))).__mro__]
+        name, _, behind = name.partition(_BEHIND)
+        classes = [each.__name__ for each in kinds]
+        kinds = kinds[classes.index(behind) + 1 :] if behind in classes else kinds
         found = next((vars(each)[name] for each in kinds if name in vars(each)), None)
         found = found.fget if type(found) is property else found
     for _ in range(_MOST):
@@ -122,10 +165,9 @@ def _word(function: FunctionType, name: str) -> str:
     return f"_{function.__code__.co_name}_{name}".replace("<", "").replace(">", "")
 
 
-def _read(function: FunctionType, base: str, name: str, links: Iterable[ast.stmt]) -> CalledBody:
+def _read(function: FunctionType, base: str, word: str, links: Iterable[ast.stmt]) -> CalledBody:
     """Return a function's statements with the loop's words."""
     me, statements = source_of(function)
-    word = base if name == "__call__" else f"{base}.{name}" if base else name
     reading = _Reading(function, {me: base} if base else {}, word)
     module = reading.visit(ast.Module(statements, []))
     return CalledBody(word, function.__code__.co_filename, [*links, *module.body])
@@ -144,6 +186,8 @@ class _Reading(ast.NodeTransformer):
         code = function.__code__
         own = {*code.co_varnames, *code.co_cellvars}
         self._words = {name: _word(function, name) for name in own} | {**words}
+        self._object = next(iter(words.values()), "")
+        self._class = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
         self._returned, self._first = returned, code.co_firstlineno
 
     def visit(self, node: ast.AST) -> Any:
@@ -154,6 +198,12 @@ class _Reading(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         word = self._words.get(node.id)
         return ast.copy_location(expression(word), node) if word else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Call) and last_name(node.value.func) == "super" and self._object:
+            return ast.copy_location(expression(f"{self._object}.{node.attr}{_BEHIND}{self._class}"), node)
+        self.generic_visit(node)
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         return node  # what it returns is not returned here

@@ -103,7 +103,7 @@ class Dependence:
         if isinstance(node, ast.If):
             if self._turn.is_around_boundary(node) or not self._meets(node, words_in(node.test)):
                 return False
-            parts = [*nodes([*node.body, *node.orelse])]
+            parts = [*self._turn.executed([*node.body, *node.orelse])]
             trains = any(last_name(getattr(each, "func", None)) == "backward" for each in parts)
             return any(self._acts(each, trains=trains) for each in parts)
         if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import FrameType
@@ -139,10 +140,22 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
     words = [each.word for each in several]
     more = f" and {len(words) - _FEW} more" if len(words) > _FEW else ""
     remedy, owners = first.remedy, {base_of(each.word) for each in several}
-    if not first.entries and len(several) > 1 and len(owners) == 1 and (owner := owners.pop()):
+    are_entries = any(each.word.endswith("]") for each in several)
+    if (
+        not (first.entries or are_entries)
+        and len(several) > 1
+        and len(owners) == 1
+        and (owner := owners.pop())
+    ):
         remedy = _OBJECT % (last_of(owner), owner)
     if first.entries:
-        entries = {name: value for each in several[:_FEW] for name, value in each.entries.items()}
+        entries = dict[str, str]()
+        for each in several[:_FEW]:
+            for (
+                name,
+                value,
+            ) in each.entries.items():  # of several objects of a class, a name tells none of them
+                entries[name if name not in entries else re.sub(r"\W+", "_", each.word).strip("_")] = value
         remedy = _KEEP % (
             "them" if len(entries) > 1 else "it",
             ", ".join(f"'{name}': {value}" for name, value in entries.items()),
@@ -214,7 +227,7 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     outside = {word_called(each) for each in before}
     given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
-    for word in sorted({*counts, *best}, key=lambda word: (counts.get(word) or best[word])[0].lineno):
+    for word in sorted({*counts, *best}, key=lambda word: ((counts.get(word) or best[word])[0].lineno, word)):
         known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):

@@ -107,6 +107,8 @@ class RegisteredNames:
             held = self.value(node.value)
             if type(held) in _DICTS:
                 return held.get(node.slice.value)
+            if type(held) in (list, tuple) and node.slice.value in range(len(held)):
+                return held[node.slice.value]
         return None
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...inventory.attribute_words import last_name
-from .assignments import assigned, base_of, container_of, is_of_many, refilled, set_anew, word_of, words_in
-from .called_bodies import CalledBody, word_called
+from .assignments import (
+    assigned,
+    base_of,
+    container_of,
+    is_of_many,
+    object_of,
+    refilled,
+    set_anew,
+    word_of,
+    words_in,
+)
+from .called_bodies import CalledBody, gone_over, word_called
 from .registered_names import LOOPS, nodes
 
 #: Statements behind which nothing of the turn runs.
@@ -33,7 +44,9 @@ class TurnBlocks:
         #: By the word of a body, the innermost statements that call it; and by the id of a statement, the body that it is in.
         self._calls: dict[str, list[ast.stmt]] = {}
         self._body_of: dict[int, CalledBody] = {}
-        self._words = {each.word for each in bodies}
+        self._bodies: dict[str, list[ast.stmt]] = {}
+        for body in bodies:
+            self._bodies.setdefault(body.word, []).extend(body.statements)
         for part in (loop, *(ast.Module(each.statements, []) for each in bodies)):
             for each in ast.walk(part):
                 for block in (getattr(each, name, None) for name in _BLOCKS):
@@ -56,7 +69,7 @@ class TurnBlocks:
             for target, value in assigned(node)
             if isinstance(value, ast.Call) and last_name(value.func) == "get"
         ]
-        self._sets = {each.word: {*_always_set(each.statements)} for each in bodies}
+        self._sets = {word: _always_set(statements) for word, statements in self._bodies.items()}
         self._loop = {*map(id, nodes([loop]))}
         #: The words that each turn sets anew in the loop's own statements, also those of loops in it.
         self.always_set = {
@@ -70,6 +83,16 @@ class TurnBlocks:
     def is_in_loop(self, node: ast.AST) -> bool:
         """Return whether a statement stands in the loop itself, and in nothing that it calls."""
         return id(node) in self._loop
+
+    def executed(self, statements: list[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
+        """Yield what statements execute, with that of the bodies that they call, each once."""
+        waiting, seen = deque([statements]), set[str]()
+        while waiting:
+            for node in nodes(waiting.popleft()):
+                yield node
+                if (word := word_called(node)) in self._bodies and word not in seen:
+                    seen.add(word)
+                    waiting.append(self._bodies[word])
 
     def caller_of(self, statement: ast.AST) -> str:
         """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
@@ -148,10 +171,15 @@ class TurnBlocks:
 
     def _sets_anew(self, statement: ast.stmt, word: str) -> bool:
         """Return whether a statement sets a word, or what the word is a part of, whatever the values are."""
+        around = [word]
+        while base := base_of(around[-1]):
+            around.append(base)
         if isinstance(
             statement, (ast.For, ast.AsyncFor)
         ):  # as one over the items of a dict, an array or a list
             numbers = words_in(statement.target)
+            if any(not {target, object_of(over)}.isdisjoint(around) for target, over in gone_over(statement)):
+                return any(self._sets_anew(each, word) for each in statement.body)
             return any(
                 isinstance(target, ast.Subscript)
                 and word_of(target.value) in (word, base_of(word))
@@ -159,9 +187,6 @@ class TurnBlocks:
                 for node in nodes(statement.body)
                 for target in getattr(node, "targets", ())
             )
-        around = [word]
-        while base := base_of(around[-1]):
-            around.append(base)
         anew = {*_always_set([statement])}
         for called in self._called_by(statement):
             anew |= self._sets.get(called, set())
@@ -169,7 +194,7 @@ class TurnBlocks:
 
     def _called_by(self, statement: ast.stmt) -> set[str]:
         """Return the words of bodies that a statement calls by itself, and not by those in its blocks."""
-        return self._words.intersection(map(word_called, _own(statement)))
+        return self._bodies.keys() & {*map(word_called, _own(statement))}
 
 
 def _asks_for_a_key(test: ast.expr, words: set[str]) -> bool:
