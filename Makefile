@@ -36,7 +36,7 @@ FAST := -m "not slow and not soak and not bench"
 SLOW := -m "slow and not soak and not bench"
 # More workers than cores: half of the tests' time is waiting, and three quarters of the whole-path tests'.
 JOBS ?= 5
-SLOW_JOBS ?= 8
+SLOW_JOBS ?= 10
 # A test file that needs torch must say so: on a Python without torch the others still run.
 COLLECT_WITHOUT_TORCH = $(BIN)/python -c 'import sys; sys.modules["torch"] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
 	--collect-only -qqq -rN -p no:cacheprovider
