@@ -9,16 +9,17 @@ from __future__ import annotations
 import ast
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from types import FrameType, ModuleType
+from collections.abc import Iterator, Mapping, Set
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...inventory.attribute_words import REFILLING, last_name
 from ...inventory.call_stack import caller, script_functions, statements_at
-from .assignments import assigned, word_of, words_in
+from .assignments import assigned, expression, word_of, words_in
 from .behind_boundary import trains_by_chance
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 
@@ -82,18 +83,53 @@ def _found(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, s
     restores = [number for number, each in enumerate(before) if names.guard_calls(each, "restore")]
     if not restores:
         return
-    used = {word for each in nodes([loop]) for word in words_in(each)}
+    inside = [*nodes([loop])]
+    used = {word for each in inside for word in words_in(each)}
+    for each in inside:
+        names.bind(each)
     draws = any(map(trains_by_chance, values.values())) or any(
-        _moves_a_generator(each, names) for each in nodes([loop])
+        _moves_a_generator(each, names) for each in inside
     )
-    for statement in before[restores[-1] + 1 :]:
-        for node in () if isinstance(statement, _NOT_READ) else nodes([statement]):
-            if name := _changed(node, names, values):
+    options = any(issubclass(type(each), LRScheduler) for each in values.values()) or any(
+        _sets_an_option(each, names, values) for each in inside
+    )
+    for node in _executed(before[restores[-1] + 1 :], names):
+        if name := _changed(node, names, values):
+            if options or not (isinstance(node, ast.Assign) and _sets_an_option(node, names, values)):
                 yield CHANGES, name, node.lineno
-            elif (name := _copied(node, names, values)) and used & {word for word, _ in assigned(statement)}:
+        elif draws and _moves_a_generator(node, names):
+            yield DRAWS, f"{word_of(getattr(node, 'func', None))}()", node.lineno
+        for word, value in assigned(node):
+            copied = (_copied(each, names, values) for each in nodes([value]))
+            if word in used and (name := next(filter(None, copied), "")):
                 yield COPIES, name, node.lineno
-            elif draws and _moves_a_generator(node, names):
-                yield DRAWS, f"{word_of(getattr(node, 'func', None))}()", node.lineno
+
+
+def _executed(statements: list[Any], names: RegisteredNames, items: Set[str] = frozenset()) -> Iterator[Any]:
+    """Yield what every run executes once of some statements, or once for each part of a registered value.
+
+    Args:
+        items: the names of such parts. A condition that asks about them is the same in every run.
+    """
+    for each in statements:
+        if isinstance(each, ast.For):
+            names.bind(each)
+            parts = {word for word in words_in(each.target) if names.owner(expression(word))}
+            yield from _executed(each.body if parts else [], names, items | parts)
+        elif isinstance(each, ast.If) and items & words_in(each.test):
+            yield from _executed([*each.body, *each.orelse], names, items)
+        elif not isinstance(each, _NOT_READ):
+            yield from nodes([each])
+
+
+def _sets_an_option(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> bool:
+    """Return whether a statement sets an option of a registered optimizer, as a learning rate."""
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    subscripts = [each for each in targets if isinstance(each, ast.Subscript)]
+    return any(
+        isinstance(values.get(names.owner(each)), Optimizer) and ".state" not in ast.unparse(each)
+        for each in subscripts
+    )
 
 
 def _changed(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> str:
@@ -106,10 +142,20 @@ def _changed(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> st
         method = node.func.attr
         if last_name(node.func.value) == "init" and method.endswith("_"):
             asked = node.args[:1]
-        elif method in REFILLING | {"load_state_dict", "reset_parameters"}:
-            asked = [node.func.value]
+        else:
+            fills = method == "apply" and any(_fills(names.value(each)) for each in node.args)
+            if fills or method in REFILLING | {"load_state_dict", "reset_parameters"}:
+                asked = [node.func.value]
     owners = [names.owner(each) for each in asked]
     return next((each for each in owners if each and isinstance(values[each], (nn.Module, Optimizer))), "")
+
+
+def _fills(function: object) -> bool:
+    """Return whether a function of the script calls what fills a tensor in place, as `nn.init.normal_`."""
+    return type(function) is FunctionType and any(
+        name.endswith("_") and not name.startswith("_") and name != "requires_grad_"
+        for name in function.__code__.co_names
+    )
 
 
 def _copied(node: Any, names: RegisteredNames, values: Mapping[str, Any]) -> str:

@@ -96,6 +96,49 @@ def copies(training: Training, guard: Guard) -> None:
         guard.step()
 
 
+def lowers_the_rates(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    for group in training.optimizer.param_groups:
+        group["lr"] *= 0.5
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
+def sets_rates_that_the_loop_changes(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.1
+    for number in range(start, 3):
+        training.turn()
+        for group in training.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + number)
+        guard.step()
+
+
+def initializes_each_layer(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    for layer in training.model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.zeros_(layer.bias)
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
+def zero(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear):
+        nn.init.zeros_(layer.bias)
+
+
+def applies_an_initialization(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    training.model.apply(zero)
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -106,6 +149,10 @@ def copies(training: Training, guard: Guard) -> None:
         (loads, "model is changed between guard.restore() and the loop"),
         (forgets_moments, "optimizer is changed between guard.restore() and the loop"),
         (copies, "a copy of model is made between guard.restore() and the loop"),
+        (lowers_the_rates, "optimizer is changed between guard.restore() and the loop"),
+        (sets_rates_that_the_loop_changes, "optimizer is changed between guard.restore() and the loop"),
+        (initializes_each_layer, "model is changed between guard.restore() and the loop"),
+        (applies_an_initialization, "model is changed between guard.restore() and the loop"),
     ],
 )
 def test_change_that_a_resumed_run_makes_again_is_named(
@@ -171,9 +218,45 @@ def draws_nothing_in_training(training: Training, guard: Guard) -> None:
         guard.step()
 
 
+def sets_a_rate_that_stays(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.1
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
+def draws_again_what_was_drawn(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    for _ in range(start):
+        torch.randn(3, 4)
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
+def freeze(layer: nn.Module) -> None:
+    layer.requires_grad_(requires_grad=True)
+
+
+def prints_each_layer(training: Training, guard: Guard) -> None:
+    start = guard.restore()
+    training.model.apply(freeze)
+    for layer in training.model.modules():
+        if isinstance(layer, nn.Linear):
+            print(layer.bias.sum())
+    for _ in range(start, 3):
+        training.turn()
+        guard.step()
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        sets_a_rate_that_stays,
+        prints_each_layer,
+        draws_again_what_was_drawn,
         seeds_before,
         begins_under_a_condition,
         draws_from_its_own,
