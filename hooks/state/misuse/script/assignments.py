@@ -55,9 +55,10 @@ def word_of(node: ast.AST | None) -> str:
 
 
 def object_of(node: ast.AST | None) -> str:
-    """Return the word of an expression that has attributes: also that of an item, as in `callbacks[0].count`."""
-    if isinstance(node, ast.Subscript) and type(getattr(node.slice, "value", None)) is int:
-        base = word_of(node.value)
+    """Return the word of an expression that has attributes: also of an item, as in `callbacks[0].count` and `meters[name].count`."""
+    by_number = isinstance(node, ast.Subscript) and type(getattr(node.slice, "value", None)) is int
+    if isinstance(node, ast.Subscript) and (by_number or isinstance(node.slice, ast.Name)):
+        base = object_of(node.value)
         return f"{base}[{ast.unparse(node.slice)}]" if base else ""
     return word_of(node)
 

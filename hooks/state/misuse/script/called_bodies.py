@@ -6,13 +6,13 @@ import ast
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from ...inventory.attribute_words import last_name, source_of
 from ...inventory.call_stack import is_library
 from .assignments import expression, object_of, word_at, word_of
-from .registered_names import RegisteredNames, nodes
+from .registered_names import DICTS, RegisteredNames, nodes
 
 #: The most bodies that are read for one loop.
 _MOST = 100
@@ -52,7 +52,7 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
         node = waiting.popleft()
         for target, values in gone_over(node):
             items.setdefault(target, []).extend(_items(values, names))
-        for base, name, word in _asked(node, items):
+        for base, name, word in _asked(node, items, names):
             # An object of several words is read with the first: others of one that has itself would have no end.
             key = (id(names.value(expression(base))) if base else 0, name)
             function = _function(base, name, names) if key not in seen or seen[key] else None
@@ -98,7 +98,9 @@ def gone_over(node: Any) -> Iterator[tuple[str, ast.expr]]:
                 yield target.id, values
 
 
-def _asked(node: Any, items: Mapping[str, list[str]]) -> Iterator[tuple[str, str, str]]:
+def _asked(
+    node: Any, items: Mapping[str, list[str]], names: RegisteredNames
+) -> Iterator[tuple[str, str, str]]:
     """Yield the object, and the method or property, that an expression may execute, and its `word_called`.
 
     Without an object for a function. Of the name of a loop over objects, each of these is yielded.
@@ -109,21 +111,31 @@ def _asked(node: Any, items: Mapping[str, list[str]]) -> Iterator[tuple[str, str
     called = node.func if isinstance(node, ast.Call) else node
     if isinstance(called, ast.Attribute):
         base = object_of(called.value)
-        for each in items.get(base) or [base]:
+        held = called.value
+        if isinstance(held, ast.Subscript) and isinstance(held.slice, ast.Name):
+            objects = _items(held.value, names)
+        else:
+            objects = items.get(base, [])
+        for each in objects or [base]:
             yield each, called.attr, word
     if isinstance(node, ast.Call):
         for each in items.get(word) or [word]:
-            if isinstance(called, ast.Name):
+            if type(method := names.value(expression(each))) is MethodType:
+                yield f"{each}.__self__", method.__name__, word
+            elif isinstance(called, ast.Name):
                 yield "", each, word
             yield each, "__call__", word
 
 
-def _items(values: ast.expr, names: RegisteredNames) -> Iterator[str]:
-    """Yield the words of the items of a value."""
+def _items(values: ast.expr, names: RegisteredNames) -> list[str]:
+    """Return the words of the items of a value; of an item that a name tells, as in `handlers[event]`, those of each."""
+    if isinstance(values, ast.Subscript) and isinstance(values.slice, ast.Name):
+        return [each for word in _items(values.value, names) for each in _items(expression(word), names)]
     held, word = names.value(values), object_of(values)
-    keys = held if type(held) is dict else range(len(held)) if type(held) in (list, tuple) else ()
-    if len(keys) <= _ITEMS:
-        yield from (f"{word}[{key!r}]" for key in keys if type(key) in (int, str))
+    if type(held) not in (*DICTS, list, tuple) or len(held) > _ITEMS:
+        return []
+    keys: Iterable[Any] = held if type(held) in DICTS else range(len(held))
+    return [f"{word}[{key!r}]" for key in keys if type(key) in (int, str)]
 
 
 def _function(base: str, name: str, names: RegisteredNames) -> FunctionType | None:

@@ -34,13 +34,14 @@ from .assignments import (
     expression,
     kept_as_best,
     last_of,
+    object_of,
     word_of,
     words_in,
 )
 from .beginnings import Beginnings
 from .behind_boundary import changed_behind
 from .behind_restore import changed_behind_restore
-from .called_bodies import called_bodies, word_called
+from .called_bodies import called_bodies, gone_over, word_called
 from .carried_values import is_carried, is_iterator
 from .dependence import Dependence
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
@@ -222,6 +223,7 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         nodes(scope), parameters_of(code), files_beside(code.co_filename) | {*files.values()}, names
     )
     depends = Dependence(inside, names, values, turn)
+    over = {name: object_of(held) for node in inside for name, held in gone_over(node)}
     looped = {*map(id, inside)}
     before = [each for each in nodes(scope) if id(each) not in looped]
     outside = {word_called(each) for each in before}
@@ -263,6 +265,8 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
             if kept and not isinstance(known, ast.Subscript):
                 entries = {last_of(word): begun.first(word)} | ({last_of(held): "None"} if held else {})
             else:
+                if isinstance(known, ast.Subscript) and (whole := over.get(word_of(known.value))):
+                    known = ast.Subscript(expression(whole), known.slice)
                 entries, remedy = _remedy(known, value, changes, begun.first(word))
                 remedy += _NUMBER if remedy and by_step else ""
             yield _Carried(word, place(changes[0]), what, bool(kept), by_step, entries, remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _WHOLE = (nn.Module, Optimizer, torch.Tensor)
 _DEPTH, _OBJECTS = 4, 2_000
 #: Dicts that execute no code of a script when they are asked for a key.
-_DICTS = (dict, defaultdict, Counter, OrderedDict)
+DICTS = (dict, defaultdict, Counter, OrderedDict)
 #: Functions whose result goes over what they are given, item by item.
 _OVER = frozenset({"zip", "enumerate", "reversed", "list", "tuple", "tqdm"})
 
@@ -102,13 +102,17 @@ class RegisteredNames:
         if isinstance(node, ast.Name):
             return None if node.id in self._bound else self._variables.get(node.id)
         if isinstance(node, ast.Attribute):
-            return attributes_of(self.value(node.value)).get(node.attr)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             held = self.value(node.value)
-            if type(held) in _DICTS:
-                return held.get(node.slice.value)
-            if type(held) in (list, tuple) and node.slice.value in range(len(held)):
-                return held[node.slice.value]
+            if type(held) is MethodType and node.attr == "__self__":
+                return held.__self__
+            return attributes_of(held).get(node.attr)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.Name)):
+            key: Any = node.slice.value if isinstance(node.slice, ast.Constant) else self.value(node.slice)
+            held = self.value(node.value)
+            if type(held) in DICTS and type(key) in (str, int):
+                return held.get(key)
+            if type(held) in (list, tuple) and type(key) is int and 0 <= key < len(held):
+                return held[key]
         return None
 
 

@@ -165,6 +165,34 @@ def calls_a_method_by_super(training: Training, guard: Guard) -> None:
         loud.on_step(step, training.turn())
 
 
+class Events:
+    def __init__(self) -> None:
+        self.handlers: dict[str, list[Any]] = {}
+
+    def on(self, event: str, handler: Any) -> None:
+        self.handlers.setdefault(event, []).append(handler)
+
+    def fire(self, event: str, *given: Any) -> None:
+        for handler in self.handlers[event]:
+            handler(*given)
+
+
+def registers_a_method(training: Training, guard: Guard) -> None:
+    events = Events()
+    events.on("step", Decay(training).on_step)
+    events.on("step", Show().on_step)
+    for step in guard.steps(2):
+        events.fire("step", step, training.turn())
+
+
+def asks_by_name(training: Training, guard: Guard) -> None:
+    named_plateaus = {"a": Plateau(training), "b": Plateau(training)}
+    for _ in guard.steps(2):
+        loss = training.turn()
+        for key in named_plateaus:
+            named_plateaus[key].look(loss)
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
@@ -176,6 +204,8 @@ def calls_a_method_by_super(training: Training, guard: Guard) -> None:
         (goes_over_two_lists, "plateaus[0].flat, plateaus[1].flat"),
         (calls_what_scales, "plateau.flat"),
         (calls_a_method_by_super, "loud.decays"),
+        (registers_a_method, "events.handlers['step'][0].__self__.decays"),
+        (asks_by_name, "named_plateaus['a'].flat, named_plateaus['b'].flat"),
     ],
 )
 def test_count_in_what_a_loop_goes_over_is_named(
@@ -246,6 +276,16 @@ def test_objects_that_no_resumed_run_misses_are_not_named(
     assert named(caplog) == []
 
 
+def counts_in_a_dict_of_dicts(training: Training, guard: Guard) -> None:
+    by_loss = {"gen": {"calls": 0}, "disc": {"calls": 0}}
+    for _ in guard.steps(2):
+        training.turn()
+        for of_one in by_loss.values():
+            of_one["calls"] += 1
+            if of_one["calls"] > 1:
+                scale(training.optimizer, 0.5)
+
+
 def counts_in_one_dict(training: Training, guard: Guard) -> None:
     tallies = {"seen": 0, "kept": 0}
     for _ in guard.steps(2):
@@ -256,10 +296,15 @@ def counts_in_one_dict(training: Training, guard: Guard) -> None:
             scale(training.optimizer, 0.5)
 
 
-def test_remedy_registers_the_dict_that_has_the_counts(caplog: pytest.LogCaptureFixture) -> None:
-    play(counts_in_one_dict)
+@pytest.mark.parametrize(
+    ("script", "word"), [(counts_in_one_dict, "tallies"), (counts_in_a_dict_of_dicts, "by_loss")]
+)
+def test_remedy_registers_the_dict_that_has_the_counts(
+    script: Callable[[Training, Guard], None], word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(script)
     (line,) = named(caplog)
-    assert "; add tallies to spotguard.register(…)" in line
+    assert f"; add {word} to spotguard.register(…)" in line
 
 
 def test_remedy_keeps_counts_of_one_class_apart(caplog: pytest.LogCaptureFixture) -> None:
