@@ -87,10 +87,10 @@ def test_differs_rate() -> None:
 @pytest.mark.slow
 def test_digests_rate() -> None:
     """The copies are read with the gate open: it is the notice that would wait. All memory counts, so in a process of its own. Two threads
-    read there, and on a busy machine both do between two looks."""
+    read there: on a busy machine both do between two looks, and what one reads during the other's look counts twice."""
     script = f"from {__name__} import copied_and_read\nprint(copied_and_read())"
     alone = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert int(alone.stdout or 0) in range(1, 2 * LONGEST + NOISE), alone.stdout + alone.stderr
+    assert int(alone.stdout or 0) in range(1, 3 * LONGEST + NOISE), alone.stdout + alone.stderr
 
 
 def copied_and_read() -> int:
