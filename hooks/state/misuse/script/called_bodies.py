@@ -103,7 +103,7 @@ def _asked(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the object, and the method or property, that an expression may execute, and its `word_called`.
 
-    Without an object for a function. Of the name of a loop over objects, each of these is yielded.
+    A function has no object. The name of a loop over objects stands for each of them.
     """
     word = word_called(node)
     if not word:

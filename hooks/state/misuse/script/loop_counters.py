@@ -151,11 +151,9 @@ def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[s
         remedy = _OBJECT % (last_of(owner), owner)
     if first.entries:
         entries = dict[str, str]()
+        # A name tells none of several objects of a class.
         for each in several[:_FEW]:
-            for (
-                name,
-                value,
-            ) in each.entries.items():  # of several objects of a class, a name tells none of them
+            for name, value in each.entries.items():
                 entries[name if name not in entries else re.sub(r"\W+", "_", each.word).strip("_")] = value
         remedy = _KEEP % (
             "them" if len(entries) > 1 else "it",
