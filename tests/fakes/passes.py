@@ -1,9 +1,9 @@
-"""Loops over loaders, each run once undisturbed and unguarded, and then in two lives: cut at a step, and resumed from its checkpoint."""
+"""Loops over loaders, each run once undisturbed and unguarded, then guarded, with checkpoints from which other lives resume."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -58,11 +58,13 @@ class Loop:
 
     Args:
         store: the store; None for a life without a guard.
-        until: the step at which the life ends.
+        cuts: the steps at which the life saves; it ends at the last one.
     """
 
-    def __init__(self, store: FakeStore | None, until: int = -1) -> None:
-        self._store, self._until = store, until
+    def __init__(self, store: FakeStore | None, cuts: Collection[int] = ()) -> None:
+        self._store, self._cuts = store, cuts
+        #: What the store held behind the save of each cut, and the losses so far.
+        self.saved: dict[int, tuple[FakeStore, dict[Any, float]]] = {}
         seed()
         self.model: Any = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -121,7 +123,7 @@ class Loop:
     @property
     def resumes(self) -> bool:
         """Whether this is the last life of several."""
-        return self._store is not None and self._until < 0
+        return self._store is not None and not self._cuts
 
     def step(self) -> None:
         self.optimizer.step()
@@ -136,16 +138,18 @@ class Loop:
             self._end()
 
     def _end(self) -> None:
-        if self.done == self._until:
+        if self.done in self._cuts:
             self.guard.save()
-            raise Cut
+            self.saved[self.done] = self._store.copy(), dict(self.losses)
+            if self.done == max(self._cuts):
+                raise Cut
 
     def live(self, script: Callable[[Loop], object]) -> Loop:
         """Run the script to its end or to the cut."""
         try:
             script(self)
         except Cut:
-            assert self.done == self._until
+            assert set(self.saved) == set(self._cuts)
         finally:
             if self._open is not None:
                 self._open.__exit__(None, None, None)
@@ -164,15 +168,16 @@ def unequal(script: Script, cuts: Iterable[int], twice: bool = False) -> list[in
         twice: cut the second life too, one step later.
     """
     plain = _what(Loop(None).live(script), {})
-    return [cut for cut in cuts if _resumed(script, cut, *[cut + 1] * twice) != plain]
+    first = Loop(FakeStore(), cuts := set(cuts)).live(script)
+    assert set(first.saved) == cuts
+    return [cut for cut in sorted(cuts) if _resumed(script, first, cut, twice) != plain]
 
 
-def _resumed(script: Script, *cuts: int) -> Any:
-    store, losses = FakeStore(), dict[Any, float]()
-    for cut in cuts:
-        life = Loop(store, cut).live(script)
-        assert life.done == cut
-        losses.update(life.losses)
+def _resumed(script: Script, life: Loop, cut: int, again: bool) -> Any:
+    store, losses = life.saved[cut]
+    if again:
+        _, later = Loop(store, [cut + 1]).live(script).saved[cut + 1]
+        losses.update(later)
     return _what(Loop(store).live(script), losses)
 
 

@@ -62,6 +62,14 @@ class FakeStore:
         data[at] ^= bits
         self.objects[key] = bytes(data)
 
+    def copy(self) -> FakeStore:
+        """Make a store that holds the same, without the faults of this one."""
+        copy = FakeStore(self.url)
+        with self._lock:
+            copy.objects, copy.modified = dict(self.objects), dict(self.modified)
+            copy.announcements = dict(self.announcements)
+        return copy
+
     # --- the six verbs ---
 
     def warm(self, *, timeout: float | None = None) -> None:
