@@ -192,8 +192,8 @@ def caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def counts_from_0(frame: FrameType | None, *, inside: bool = False) -> str:
-    """Return the place of the outermost loop around a frame if each of them is at the 0 of its range; "" if not, or in doubt.
+def counts_anew(frame: FrameType | None, *, inside: bool = False) -> str:
+    """Return the place of the outermost loop around a frame if each of them is at the first number of its range; "" if not, or in doubt.
 
     Args:
         inside: whether the frame stands in the body of its innermost loop, and not where that begins.
@@ -210,14 +210,9 @@ def counts_from_0(frame: FrameType | None, *, inside: bool = False) -> str:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 break
             if isinstance(node, (ast.While, ast.For)):
-                if (
-                    not isinstance(node, ast.For)
-                    or not isinstance(node.target, ast.Name)
-                    or not _from_0(node.iter)
-                ):
-                    return ""
-                at = variables_of(frame).get(node.target.id)
-                if type(at) is not int or at:
+                begin, counter = _count_of(node)
+                at = variables_of(frame).get(counter) if begin is not None else None
+                if type(at) is not int or at != begin:
                     return ""
                 place = f"{os.path.basename(file)}:{node.lineno}"
         first = first and "site-packages" in file
@@ -225,15 +220,28 @@ def counts_from_0(frame: FrameType | None, *, inside: bool = False) -> str:
     return place
 
 
-def _from_0(values: ast.expr) -> bool:
-    """Return whether an expression is a range from 0, perhaps in a progress bar."""
+def range_of(values: ast.expr | None) -> ast.Call | None:
+    """Return the `range(…)` that a loop goes over, perhaps in a progress bar or counted; None if it goes over anything else."""
     if not isinstance(values, ast.Call) or not values.args:
-        return False
+        return None
     name = last_name(values.func)
-    if name in ("range", "trange"):
-        begin = values.args[0] if len(values.args) > 1 else None
-        return begin is None or (isinstance(begin, ast.Constant) and begin.value == 0)
-    return name == "tqdm" and _from_0(values.args[0])
+    if name in ("tqdm", "enumerate"):
+        return range_of(values.args[0])
+    return values if name in ("range", "trange") else None
+
+
+def _count_of(loop: ast.While | ast.For) -> tuple[int | None, str]:
+    """Return the first number of a loop over a range, and the name that has the number; None if that is not in the source."""
+    counted = range_of(loop.iter) if isinstance(loop, ast.For) else None
+    if counted is None or not isinstance(loop, ast.For):
+        return None, ""
+    begin = counted.args[0] if len(counted.args) > 1 else ast.Constant(0)
+    target: ast.expr = loop.target
+    if isinstance(target, ast.Tuple):  # as in `for batch, i in enumerate(range(0, end, width))`
+        target = target.elts[-1]
+    if isinstance(begin, ast.Constant) and type(begin.value) is int and isinstance(target, ast.Name):
+        return begin.value, target.id
+    return None, ""
 
 
 def scopes(frame: FrameType | None) -> Iterator[tuple[CodeType | None, dict[str, Any]]]:

@@ -40,7 +40,8 @@ _MAKING = frozenset({"zeros", "ones", "empty", "rand", "randn", "randint", "aran
     f"{each}_like" for each in ("zeros", "ones", "empty", "full", "rand", "randn")
 }
 #: What holds the options of a run. What the source sets in it stands there.
-_OPTIONS = (argparse.Namespace, types.SimpleNamespace, type)
+_NAMESPACES = {each.__name__: each for each in (argparse.Namespace, types.SimpleNamespace)}
+_OPTIONS = (*_NAMESPACES.values(), type)
 #: Calls that give attributes by their keywords; classes do so too.
 _GIVING = frozenset({"set_defaults", "replace", "_replace"})
 #: The doubt about all attributes of a name or a class, and about all words.
@@ -57,13 +58,14 @@ class _Source:
         doubts: words, and keys of words, with a value that is not known.
         given: words that get other values in place, as `x.copy_(saved)` gives them.
         refilled: the last names of dicts that get entries which the source does not name.
+        of_classes: by id the values that objects of a class get as their attributes, by `self` or by a call of the class.
     """
 
     def __init__(self, statements: Iterable[ast.AST]) -> None:
         self.sets: dict[str, list[ast.expr]] = {}
         self.grown: Counter[str] = Counter()
         self.shared, self.doubts, self.refilled = set[str](), set[str](), set[str]()
-        self.given = set[str]()
+        self.given, self.of_classes = set[str](), set[int]()
         self._clocked, self._fields = set[str](), dict[str, list[str]]()
         known = [*statements]
         #: By the id of a node, the class that it is in.
@@ -107,6 +109,8 @@ class _Source:
         self.grown.update(changed_by_itself(node))
         for word, value in set_anew(node):
             self._set(key_of(word), value)
+            if word.startswith("self."):
+                self.of_classes.add(id(value))
         value = node.value
         asks = value is not None and (
             any(isinstance(each, ast.Call) and last_name(each.func) in _CLOCKS for each in ast.walk(value))
@@ -166,6 +170,8 @@ class _Source:
             for each in node.keywords:
                 if each.arg:
                     self._set(f".{each.arg}", each.value)
+                    if name[:1].isupper() and name not in _NAMESPACES:
+                        self.of_classes.add(id(each.value))
                 else:
                     self.doubts |= {f".{field}" for field in self._fields.get(name, ())}
 
@@ -232,8 +238,9 @@ class Beginnings:
         return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
 
     def first(self, word: str) -> str:
-        """Return the source of the number that a word begins with; "…" if it begins otherwise."""
-        return next((ast.unparse(each) for each in self._sets(word) if _is_a_number(each)), "…")
+        """Return the source of the number, or of the option, that a word begins with; "…" if it begins otherwise."""
+        given = (each for each in self._sets(word) if _is_a_number(each) or isinstance(each, ast.Attribute))
+        return next(map(ast.unparse, given), "…")
 
     def grows(self, word: str) -> int:
         """Return how often statements change a word by what it was."""
@@ -258,7 +265,8 @@ class Beginnings:
             ):
                 return False
         given = {each.lineno for each in besides}  # a body that the loop calls was parsed apart
-        sets = [each for each in self._sets(word) if each.lineno not in given]
+        # `Adam(parameters, lr=args.lr)` gives an attribute of that name what `args.lr` is.
+        sets = [each for each in self._sets(word) if each.lineno not in given and word_of(each) != word]
         return all(self.is_fresh(each, depth) for each in sets) if sets else any(map(_is_of_zeros, made))
 
     def go_from_the_first(self, word: str) -> bool:
@@ -318,8 +326,11 @@ class Beginnings:
         if not word or self._names is None or not depth or self.grows(word) or self._names.owner(value):
             return False
         held = self._names.value(value.value) if isinstance(value, ast.Attribute) else None
-        if issubclass(type(held), _OPTIONS) and not self._sets(word):
-            return not self._is_doubted(word)
+        if issubclass(type(held), _OPTIONS):
+            of_it = [each for each in self._sets(word) if word_of(each) != word]
+            if not isinstance(held, type):
+                of_it = [each for each in of_it if not any(id(each) in one.of_classes for one in self._files)]
+            return not self._is_doubted(word) and all(self.is_fresh(each, depth - 1) for each in of_it)
         return self.are_fresh(word, depth - 1)
 
 

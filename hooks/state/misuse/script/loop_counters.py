@@ -21,9 +21,10 @@ from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import (
     caller,
     caller_by_hand,
-    counts_from_0,
+    counts_anew,
     files_beside,
     parameters_of,
+    range_of,
     script_functions,
     statements_at,
 )
@@ -66,9 +67,11 @@ _ITERATE = (
 )
 
 AGAIN = (
-    "the loop at %s counts from 0 again although training was resumed, so this run trains more steps than an uninterrupted one; write "
-    "`for step in range(guard.restore(), total)`, or loop over guard.steps(total)"
+    "the loop at %s begins at its first number again although training was resumed, so this run trains more steps than an uninterrupted "
+    "one; %s"
 )
+_FROM_THE_STEP = "write `for step in range(guard.restore(), total)`, or loop over guard.steps(total)"
+_FROM_THE_STEPS = "begin it, and the loop in it, at what follows from the step that guard.restore() returns"
 
 
 def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> Iterator[tuple[str, ...]]:
@@ -85,35 +88,77 @@ def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> I
         yield setup
     if (counted := loop_counters(frame, values)) is not None:
         yield COUNTED, *counted
-    if resumed and (place := begins_again(frame)):
-        yield AGAIN, place
+    if resumed and (place := begins_again(frame, values)):
+        yield AGAIN, *place
 
 
-def begins_again(frame: FrameType | None) -> str:
-    """Return the place of the loop around the first boundary of a resumed run, if that counts from 0; "" if not. It raises nothing."""
+def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the place of the loop around the first boundary of a resumed run, if that begins at its first number, and a remedy.
+
+    It raises nothing, and returns None if no loop surely does.
+
+    Args:
+        frame: a frame of `guard.step()`.
+        values: the registered values, by name.
+    """
     try:
         inner = caller_by_hand(frame)
-        place = counts_from_0(inner, inside=True)
-        return place if place and all(map(_has_a_fixed_end, script_functions(inner))) else ""
+        functions = [*script_functions(inner)]
+        place = counts_anew(inner, inside=True)
+        names = [RegisteredNames(each, values) for each in functions] if place else []
+        ignores = _ignores_the_step(functions, names)
+        fixed = (_has_a_fixed_end(*each, ignores) for each in zip(functions, names, strict=False))
+        if not (place and all(fixed)):
+            return None
+        is_nested = sum(len(_loops(each)[0]) for each in functions) > 1
+        return place, _FROM_THE_STEPS if is_nested else _FROM_THE_STEP
     except Exception:
         log.debug("the loop around guard.step() cannot be read", exc_info=True)
-        return ""
+        return None
 
 
-def _has_a_fixed_end(frame: FrameType) -> bool:
-    """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else."""
+def _ignores_the_step(functions: list[FrameType], names: list[RegisteredNames]) -> bool:
+    """Return whether the functions restore, and none of them uses the step that `guard.restore()` returns."""
+    ignored = list[bool]()
+    for frame, known in zip(functions, names, strict=False):
+        inside = [*nodes(_loops(frame)[1])]
+        dropped = {id(each.value) for each in inside if isinstance(each, ast.Expr)}
+        restores = [each for each in inside if last_name(getattr(each, "func", None)) == "restore"]
+        ignored += [id(each) in dropped for each in restores if known.is_guards(each.func)]
+    return bool(ignored) and all(ignored)
+
+
+def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) -> bool:
+    """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else but by an option.
+
+    Args:
+        ignores: whether nothing follows from the step that `guard.restore()` returns.
+    """
     loops, scope = _loops(frame)
     begun = Beginnings(nodes(scope), parameters_of(frame.f_code))
+    options = Beginnings(nodes(scope), parameters_of(frame.f_code), [frame.f_code.co_filename], names)
+
+    def is_fixed(end: ast.expr) -> bool:
+        word = word_of(end)
+        if isinstance(end, (ast.Constant, ast.Attribute)) or (word and begun.are_fresh(word)):
+            return True
+        if isinstance(end, ast.BinOp) and is_fixed(end.left) and is_fixed(end.right):
+            return True
+        return ignores and not any(names.owner(expression(each)) for each in words_in(end))
+
     for loop in loops:
-        if any(isinstance(each, (ast.Break, ast.Return)) for each in nodes([loop])):
+        inside = [*nodes([loop])]
+        by_options = {
+            id(each)
+            for node in inside
+            if isinstance(node, ast.If) and word_of(node.test) and options.is_fresh(node.test)
+            for each in node.body
+        }
+        if any(isinstance(each, (ast.Break, ast.Return)) and id(each) not in by_options for each in inside):
             return False
-        values = getattr(loop, "iter", None)
-        if isinstance(values, ast.Call) and last_name(values.func) == "tqdm":
-            values = values.args[0]
-        for end in getattr(values, "args", ()):
-            word = word_of(end)
-            if not isinstance(end, (ast.Constant, ast.Attribute)) and not (word and begun.are_fresh(word)):
-                return False
+        counted = range_of(getattr(loop, "iter", None))
+        if counted is None or not all(map(is_fixed, counted.args)):
+            return False
     return True
 
 

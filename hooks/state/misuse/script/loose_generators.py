@@ -42,7 +42,7 @@ from .turn_blocks import leaves_out_turns
 log = logging.getLogger("spotguard")
 
 #: Limits of the search in the script's variables, the items of a container there, and in what is registered.
-_DEPTH, _OBJECTS, _LONG, _REGISTERED = 4, 3_000, 200, 50_000
+_DEPTH, _OBJECTS, _LONG, _REGISTERED = 6, 3_000, 200, 50_000
 _CONTAINERS: tuple[Any, ...] = (dict, list, tuple, deque)
 _NOT_ENTERED = (*MACHINERY, FunctionType, torch.Tensor, nn.Module, Optimizer)
 _SEEDING = frozenset({"seed", "manual_seed"})

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ....checkpoint.format.values.sameness import same
-from ...inventory.call_stack import counts_from_0
+from ...inventory.call_stack import counts_anew
 from .batch_mark import leaf_of
 from .generators import objects
 
@@ -62,7 +62,7 @@ CYCLED = (
 )
 
 OVER = (
-    "%s: the loop at %s counts from 0 again, and its epoch is %d here, so the resumed run trains more passes than an uninterrupted one; "
+    "%s: the loop at %s begins at its first number again, and its epoch is %d here, so the resumed run trains more passes than an uninterrupted one; "
     "write `for epoch in range(%s.epoch, …)`"
 )
 
@@ -185,7 +185,7 @@ class LoopUse:
         """Note the first iterator behind a restore, of which so many passes are over."""
         place = ""
         with suppress(Exception):  # the script is any code
-            place = counts_from_0(frame) if passes else ""
+            place = counts_anew(frame) if passes else ""
         if place:
             self._say(OVER, self.name, place, passes, self.name)
 

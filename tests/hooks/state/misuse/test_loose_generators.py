@@ -99,6 +99,19 @@ def of_a_slot(training: Training, guard: Guard) -> None:
         training.turn(slotted.rng.random())
 
 
+class Wrapped:
+    """Has another one, as the wrappers of an environment do."""
+
+    def __init__(self, env: object) -> None:
+        self.env = env
+
+
+def of_a_wrapped_environment(training: Training, guard: Guard) -> None:
+    env: Any = Wrapped(Wrapped(Wrapped(Slotted())))
+    for _ in guard.steps(5):
+        training.turn(env.env.env.env.rng.random())
+
+
 @pytest.mark.parametrize(
     ("script", "word", "kind"),
     [
@@ -107,6 +120,7 @@ def of_a_slot(training: Training, guard: Guard) -> None:
         (of_python, "rng", "random's Random"),
         (of_torch, "source", "torch's Generator"),
         (of_a_slot, "slotted.rng", "random's Random"),
+        (of_a_wrapped_environment, "env.env.env.env.rng", "random's Random"),
         (of_an_object, "noise.source['rng']", "random's Random"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A loop over passes that counts from 0 again in a resumed run: named once, at the first iterator behind the restore."""
+"""A loop over passes that begins at its first number again in a resumed run: named once, at the first iterator behind the restore."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_passes_that_begin_again_are_named(
     loop(restored(2))
     (said,) = caplog.messages
     assert said.startswith("loader: the loop at test_passes_again.py:")
-    assert "counts from 0 again, and its epoch is 2 here" in said
+    assert "begins at its first number again, and its epoch is 2 here" in said
     caplog.clear()
     loop(restored(0))
     assert caplog.messages == []
