@@ -54,6 +54,9 @@ class GuardRecorder(ABC):
             SystemExit: the plan ends here.
         """
 
+    def saved_by_hand(self) -> None:  # noqa: B027
+        """Record a `guard.save()` of the script that has committed."""
+
     def saved(self, saved: SavedCheckpoint | None, notice: PreemptionNotice | None = None) -> None:  # noqa: B027
         """Record a committed checkpoint, or None for a notice whose save committed nothing. The saving thread calls it."""
 
@@ -130,6 +133,11 @@ class RecordedGuard(Guard):
     def step(self, *, loss: Any = None) -> None:
         super().step(loss=loss)
         self._recorder.boundary(self._gate.place.completed)
+
+    def save(self) -> SavedCheckpoint:
+        saved = super().save()
+        self._recorder.saved_by_hand()
+        return saved
 
     def leave(self, code: int) -> None:
         self._recorder.leaving()

@@ -17,7 +17,9 @@ NEVER = 10
 ActionKind = Literal["preempt", "notice", "kill"]
 
 #: A place in one turn of the training loop. The first is the boundary itself, `guard.step()`.
-Place = Literal["boundary", "forward", "optimizer", "after optimizer", "epoch end", "evaluation", "save"]
+Place = Literal[
+    "boundary", "forward", "optimizer", "after optimizer", "epoch end", "evaluation", "save", "guard.save()"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,10 @@ class RunRecorder(GuardRecorder):
             raise SystemExit(0)
         self._passing("boundary")
 
+    def saved_by_hand(self) -> None:
+        self._write("saved_by_hand", step=self._completed, **self._look())
+        self._trace.saved_by_hand()
+
     # --- the action ---
 
     def _passing(self, place: Place) -> None:

@@ -85,6 +85,11 @@ class Trace:
         self.early = sum(issubclass(type(each), dataloader._BaseDataLoaderIter) for each in gc.get_objects())
         self.turn()
 
+    def saved_by_hand(self) -> None:
+        """Note a `guard.save()`, whose checkpoint is of a boundary, with what the script has changed since."""
+        self._note("guard.save()")
+        self._passing("guard.save()")
+
     def _note(self, what: str, whose: str = "", value: str = "") -> None:
         if len(self._entries) < _MOST:
             self._entries.append((what, whose, value, checksums.of_generators()))

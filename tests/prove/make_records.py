@@ -18,13 +18,19 @@ from typing import Any
 from spotguard.hooks.recorder.plan import Action
 from spotguard.prove.copies import Original
 from spotguard.prove.runner import Runner, write_startup
-from spotguard.prove.series import UNDISTURBED, LifeSeries, SeriesRunner
+from spotguard.prove.series import BY_HAND, UNDISTURBED, LifeSeries, SeriesRunner
 from spotguard.providers.clock import SystemClock
 
 HERE = Path(__file__).parent
 STEPS = 8
 #: Where another action shows it.
-ACTIONS = {"plant_gathering": Action("preempt", 5), "plant_own_file": Action("kill", 6)}
+BEHIND_SAVE = Action("kill", 4, BY_HAND)
+ACTIONS = {
+    "plant_gathering": Action("preempt", 5),
+    "plant_own_file": Action("kill", 6),
+    "plant_anneal": BEHIND_SAVE,
+    "exact_anneal": BEHIND_SAVE,
+}
 
 
 def make(name: str) -> None:
@@ -35,9 +41,8 @@ def make(name: str) -> None:
     runner = Runner([sys.executable, "train.py"], os.environ, STEPS, 110.0, folder, SystemClock())
     lived = SeriesRunner(runner, Original(folder / "work"), folder, folder / "startup", 2, print)
     action = ACTIONS.get(name, Action("preempt", 4))
-    lived.run(
-        [*UNDISTURBED, LifeSeries("preempted", (action, None), every=2 if action.kind == "kill" else 0)]
-    )
+    every = 2 if action.kind == "kill" and action.at != BY_HAND else 0
+    lived.run([*UNDISTURBED, LifeSeries("preempted", (action, None), every=every)])
     found: dict[str, Any] = {
         series: [_of(life.console.parent, life.failed) for life in of] for series, of in lived.lives.items()
     }

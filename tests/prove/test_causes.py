@@ -20,6 +20,7 @@ PLANTS = {
     for name, *row in (
         line.split(" | ")
         for line in """
+anneal | changed-after-restore | `progress.rate` is brought back | keep that epoch's number beside it
 another_name | another-name | another store or run id at each start | leave both out
 another_run | another-run | begins from that run at every start | guard.restore() or guard.restore(run_id='base')
 best | variable | `patience.bad` | register(…, patience=vars(patience))
@@ -88,10 +89,11 @@ def judged(name: str) -> tuple[list[compare.Difference], list[Cause]]:
     around = Around(threads=tuple(first.files.threads))
     if found := compare.differences(first.record, second.record, left_out):
         return found, causes(evidence.of_undisturbed(first.record, second.record, found, around))
-    found = compare.differences(first.record, after.record, left_out)
+    undisturbed = first.record.as_begun(after.record)
+    found = compare.differences(undisturbed, after.record, left_out)
     own = {path.rpartition("/work/")[2] for path in after.files.reads() & before.files.writes()}
     known = Around(around.threads, tuple(own), after.failed)
-    facts = evidence.of_resumed(first.record, after.record, found, left_out, known)
+    facts = evidence.of_resumed(undisturbed, after.record, found, left_out, known)
     said = {first.record.said, second.record.said, before.record.said, after.record.said}
     if len(said) > 1 and not found:
         facts = Evidence(first=None, names=tuple(sorted(said)))

@@ -51,7 +51,7 @@ def test_an_exact_proof() -> None:
   compared       50 steps: model (Linear), optimizer (AdamW); generators, losses (50), inputs (50). 7 runs in 21 s, in copies of 2.0 KiB
   preempted      noticed through `spotguard run` after step 17, resumed at 17; preempted after step 33, in the next forward, resumed at 33: the same to step 50
   killed         killed after step 30, resumed at 26: the same to step 50
-  not tried      evaluation, save: no step from 2 to 49 has them; --steps reaches farther
+  not tried      evaluation, save: no step from 2 to 49 has them; a run of more --steps may have them
   not tried      epoch end: each save came at a boundary behind it
 EXACT: a preempted run resumes with the bits of an uninterrupted one; not tried: evaluation, save, epoch end"""
     )

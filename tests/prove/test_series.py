@@ -53,6 +53,22 @@ def test_the_kill_comes_late_and_checkpoints_before_it() -> None:
     assert (found.actions, found.every) == ((Action("kill", 30), None), 5)
 
 
+@pytest.mark.parametrize(("changed", "extra"), [(9, [9]), (6, []), (10, [])])
+def test_a_notice_comes_behind_the_last_first_change_of_a_variable(changed: int, extra: list[int]) -> None:
+    """A rate that the script lowers once, behind all other notices. At the last step no turn would show it."""
+    looks = [boundary(n, variables={"step": str(n), "rate": str(n >= changed)}) for n in range(11)]
+    found = series.preempted(record(*looks), 10, 3)
+    assert [each.step for each in found.actions if each is not None] == [2, 5, 8, *extra]
+
+
+@pytest.mark.parametrize(("turns", "killed_at"), [([4, 7], 3), ([], None), ([10], None)])
+def test_the_machine_is_lost_behind_the_first_save_by_hand(turns: list[int], killed_at: int | None) -> None:
+    """One that a turn follows."""
+    looks = [boundary(n, turn=[("guard.save()", "", "")] * (n in turns)) for n in range(11)]
+    found = [each.actions for each in series.around_events(record(*looks), 10)]
+    assert found == ([] if killed_at is None else [(Action("kill", killed_at, "guard.save()"), None)])
+
+
 def test_an_event_has_a_notice_before_it_in_it_and_after_it() -> None:
     (found,) = series.around_events(met(save=[4, 8]), 10)
     assert found.name == "save"
@@ -66,10 +82,10 @@ def test_an_event_at_an_end_or_in_each_turn_has_none(turns: list[int]) -> None:
 
 
 def test_events_around_which_nothing_can_be_tried_are_named() -> None:
-    """Those that no turn has, and those of the first turn or the last alone. Not those of each turn."""
-    assert series.not_tried(met(evaluation=[3]), 10) == ["epoch end", "save"]
-    assert series.not_tried(met(evaluation=[1], save=[10]), 10) == ["epoch end", "evaluation", "save"]
-    assert series.not_tried(met(evaluation=range(11)), 10) == ["epoch end", "save"]
+    """Those that no turn has, and those of the first turn or the last alone. Not those of each turn, and no pass without a loader."""
+    assert series.not_tried(met(evaluation=[3], iterator=[1]), 10) == ["epoch end", "save"]
+    assert series.not_tried(met(evaluation=[1], save=[10]), 10) == ["evaluation", "save"]
+    assert series.not_tried(met(evaluation=range(11)), 10) == ["save"]
 
 
 def test_an_event_behind_which_each_life_begins_is_passed_over() -> None:

@@ -32,6 +32,7 @@ LISTED = {
     "step_between": (1, "step-before-optimizer"),
     "step_early": (1, "after-boundary"),
     "counter": (1, "variable"),
+    "anneal": (1, "changed-after-restore"),
     "pid": (3, "unseeded"),
     "thread": (3, "thread"),
 }
@@ -41,7 +42,7 @@ NIGHTS = frozenset(LISTED) - {"prefetch"}
 
 EXACT = [
     *("epochs", "schedule", "adversaries", "closure", "logging", "generators", "carried", "teacher", "plain"),
-    *("unseeded", "workers", "containers", "persistent_workers"),
+    *("unseeded", "workers", "containers", "persistent_workers", "anneal"),
 ]
 
 
@@ -60,7 +61,7 @@ def test_a_plain_loop_is_exact(prove: Prove, job: Path) -> None:
         ("killed", "kill", True),
     ]
     assert found.body["kept"] == str(job / ".spotguard" / "proof.json")
-    assert found.body["not_tried"] == ["epoch end", "evaluation", "save"]
+    assert found.body["not_tried"] == ["evaluation", "save"]
     assert (found.body["inputs"], found.body["losses"], found.body["files_watched"]) == (8, 8, True)
 
 

@@ -187,7 +187,8 @@ _RESUMED = (
         "changed-after-restore",
         wording.named(lambda facts: facts.undone),
         "{names} is brought back by restore() and changed by the script before the first step",
-        "set it up before restore(), and leave it alone after it",
+        "set it up before restore(), and leave it alone after it; what the end of an epoch changes is to be changed once, so keep that "
+        "epoch's number beside it and test it",
     ),
     Row(
         "iterator-before-restore",

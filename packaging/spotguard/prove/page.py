@@ -57,7 +57,7 @@ def _rows(proof: Proof, command: Sequence[str]) -> Iterator[tuple[str, str, str]
         differs = bool(resumed[-1].differences or resumed[-1].failed)
         yield name, _series(resumed), "bold red" if differs else ""
     if proof.resumed and proof.not_tried:
-        farther = "" if proof.own_end else "; --steps reaches farther"
+        farther = "" if proof.own_end else "; a run of more --steps may have them"
         yield (
             "not tried",
             f"{', '.join(proof.not_tried)}: no step from 2 to {proof.steps - 1} has them{farther}",
@@ -198,6 +198,7 @@ def _at(each: Resumed) -> str:
         "forward": ", in the next forward",
         "optimizer": ", before the next optimizer.step()",
         "after optimizer": ", behind the next optimizer.step()",
+        "guard.save()": ", behind guard.save()",
     }
     return f"step {each.ended_at}{places.get(each.place, f', in the next {each.place}')}"
 

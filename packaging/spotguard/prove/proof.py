@@ -242,7 +242,9 @@ def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[
 
         def judge(life: Life) -> str:
             each = zip(plain, _padded(life, plain), left_out, strict=False)
-            judged[life.name] = [compare.differences(*of) for of in each]
+            judged[life.name] = [
+                compare.differences(one.as_begun(other), other, out) for one, other, out in each
+            ]
             if life.failed or any(record.elsewhere for record in life.records):
                 return life.failed or "it restores another run"
             found = _first(judged[life.name])
@@ -321,7 +323,8 @@ def _explain(
             proof.resumed.append(_resumed(name, before, life, differing))
             rank = differing[0].rank if differing else 0
             known = Around(around.threads, tuple(own), life.failed)
-            facts = evidence.of_resumed(plain[rank], records[rank], per_rank[rank], left_out[rank], known)
+            undisturbed = plain[rank].as_begun(records[rank])
+            facts = evidence.of_resumed(undisturbed, records[rank], per_rank[rank], left_out[rank], known)
             if not (differing or life.failed or facts.elsewhere):
                 stale = [each.name for each in facts.stale if not each.is_length]
                 proof.not_saved = [*dict.fromkeys([*proof.not_saved, *stale])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 class Entry(NamedTuple):
     """One thing that happened in a turn of the loop."""
 
-    #: "input", "loss", "step", "batch", "iterator", "epoch end", "evaluation" or "save".
+    #: "input", "loss", "step", "batch", "iterator", "epoch end", "evaluation", "save" or "guard.save()".
     what: str
     #: The optimizer's name, or the class of the loader or module.
     whose: str
@@ -94,6 +94,8 @@ class Record:
     iterators: int = 0
     #: Boundaries by completed steps; the first is the restore's.
     looks: dict[int, BoundaryRecord] = field(default_factory=dict)
+    #: What the script's own `guard.save()` saved, by completed steps: a boundary, and what the script has changed since.
+    by_hand: dict[int, BoundaryRecord] = field(default_factory=dict)
     optimizers: dict[str, Trained] = field(default_factory=dict)
     #: The id of another run that the script asked `restore` for; "" for none.
     elsewhere: str = ""
@@ -121,6 +123,21 @@ class Record:
         """Yield the boundaries from `step` on, in order."""
         yield from (self.looks[at] for at in sorted(self.looks) if at >= step)
 
+    def as_begun(self, resumed: Record) -> Record:
+        """Return this undisturbed record to compare a resumed one with: what it began with may be a `guard.save()` behind the boundary.
+
+        Of several ranks, each has what it saved: a notice reaches one of them in front of that call, and another one in it.
+        """
+        step = resumed.began
+        if step is None or step not in self.by_hand or step not in resumed.looks or step not in self.looks:
+            return self
+        begun, of_boundary, by_hand = (
+            each.items["state"] for each in (resumed.looks[step], self.looks[step], self.by_hand[step])
+        )
+        if _unlike(begun, of_boundary) <= _unlike(begun, by_hand):
+            return self
+        return replace(self, looks={**self.looks, step: self.by_hand[step]})
+
     def take(self, body: Mapping[str, Any]) -> None:
         """Take in one line of the record file."""
         getattr(self, f"_{body['what']}")(body)
@@ -137,6 +154,9 @@ class Record:
 
     def _boundary(self, body: Mapping[str, Any]) -> None:
         self.looks[body["step"]] = _look(body)
+
+    def _saved_by_hand(self, body: Mapping[str, Any]) -> None:
+        self.by_hand[body["step"]] = _look(body)
 
     def _optimizer(self, body: Mapping[str, Any]) -> None:
         self.optimizers[body["name"]] = Trained(
@@ -167,6 +187,10 @@ class Record:
 
     def _end(self, body: Mapping[str, Any]) -> None:
         self.ended = body["why"]
+
+
+def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> int:
+    return len(one.items() ^ other.items())
 
 
 def _look(body: Mapping[str, Any]) -> BoundaryRecord:

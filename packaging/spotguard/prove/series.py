@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ FEWEST_STEPS = 3
 _USUAL = 0.5
 #: Events of a training loop at which scripts go wrong. Programs read these names.
 EVENTS: tuple[Place, ...] = ("epoch end", "evaluation", "save")
+#: The event of a checkpoint that the script asks for.
+BY_HAND: Place = "guard.save()"
 #: The places in a turn at which the notices come, in rotation, and the kind of entry that a turn must have for each.
 _PLACES: tuple[tuple[Place, str], ...] = (
     ("forward", "input"),
@@ -62,13 +65,27 @@ def preempted(plain: Record, steps: int, tries: int) -> LifeSeries:
     """Return the series of notices, at steps that are spread over the run.
 
     The first notice comes through `spotguard run`, as a cloud's would. The recorder plays the others in the middle of a
-    turn, where a signal cannot be aimed.
+    turn, where a signal cannot be aimed. One more comes behind the last of the first changes of variables, as that of a rate which
+    the script lowers once: nothing else shows that a resumed run begins it anew.
     """
     met = {entry.what for look in plain.after(1) for entry in look.turn}
     places = cycle([place for place, what in _PLACES if not what or what in met])
     first, *others = _spread(steps, tries)
+    if (late := _last_first_change(plain, steps)) > [first, *others][-1]:
+        others.append(late)
     later = (Action("preempt", step, next(places)) for step in others)
     return LifeSeries("preempted", (Action("notice", first), *later, None))
+
+
+def _last_first_change(plain: Record, steps: int) -> int:
+    """Return the last of the steps behind which a variable first had another value than at the start, and a turn follows; 0 for none."""
+    begun = plain.looks[0].variables if 0 in plain.looks else {}
+    changed: dict[str, int] = {}
+    for look in plain.after(1):
+        for name, text in look.variables.items():
+            if begun.get(name) != text:
+                changed.setdefault(name, look.step)
+    return max((step for step in changed.values() if step < steps), default=0)
 
 
 def killed(steps: int) -> LifeSeries:
@@ -89,6 +106,14 @@ def around_events(plain: Record, steps: int) -> Iterator[LifeSeries]:
         if (turn := turn_of(event, plain, steps)) is not None:
             before, within = Action("preempt", turn - 1), Action("preempt", turn - 1, event)
             yield LifeSeries(event, (before, within, Action("preempt", turn), None))
+    # The machine is lost behind it: what the script changed before it is in the checkpoint, and is not to be changed again.
+    if (turn := turn_of(BY_HAND, plain, steps)) is not None:
+        yield LifeSeries(BY_HAND, (Action("kill", turn - 1, BY_HAND), None))
+
+
+def _may_have(event: Place, plain: Record) -> bool:
+    """Return whether a longer run may have an event: without a loader no pass of one ends."""
+    return event != "epoch end" or plain.iterators > 0 or any(look.has("iterator") for look in plain.after(1))
 
 
 def turn_of(event: Place, plain: Record, steps: int) -> int | None:
@@ -103,7 +128,9 @@ def not_tried(plain: Record, steps: int) -> list[Place]:
     return [
         event
         for event in EVENTS
-        if turn_of(event, plain, steps) is None and not _is_usual(event, plain, steps)
+        if turn_of(event, plain, steps) is None
+        and not _is_usual(event, plain, steps)
+        and _may_have(event, plain)
     ]
 
 
@@ -247,7 +274,7 @@ class SeriesRunner:
         return not last and life.taken
 
     def _ground(self, series: LifeSeries) -> Ground:
-        name = series.name.replace(" ", "-")
+        name = re.sub(r"\W+", "-", series.name).strip("-")  # a run id, and a directory
         folder = self._base / name
         folder.mkdir(mode=0o700)
         return Ground(

@@ -90,11 +90,21 @@ def stale_variables(plain: Record, other: Record, begin: int, left_out: Unsteady
         opened = after.opened_variables.get(name)
         if opened is not None and opened == later.opened_variables.get(name):
             continue  # it is set after restore(), as a counter is that begins at what restore() returns
-        if mine != text and name not in left_out.variables and initial.variables.get(name, text) != text:
+        # What restore() returned is another number than at a start by itself.
+        if (
+            mine not in (text, str(begin))
+            and name not in left_out.variables
+            and initial.variables.get(name, text) != text
+        ):
             ranks[name] = (0, Stale(name, text, mine))
     for name, text in after.opened_variables.items():
         mine = later.opened_variables.get(name, text)
-        if name in ranks or mine == text or name in left_out.variables or not _changes(plain, name):
+        if (
+            name in ranks
+            or mine in (text, str(begin))
+            or name in left_out.variables
+            or not _changes(plain, name)
+        ):
             continue
         carried = here.variables.get(name) == text
         anew = first is not None and first.opened_variables.get(name) == mine
@@ -151,7 +161,9 @@ def registered(differing: Iterable[Difference], plain: Record) -> tuple[str, ...
         if each.kind == "generators":
             names[f"generator {each.name}"] = None
         else:
-            names[next((n for n in plain.kinds if within(each.name, n)), each.name)] = None
+            owner = next((n for n in plain.kinds if within(each.name, n)), each.name)
+            # An entry of a dict is one of the script's own values.
+            names[each.name if plain.kinds.get(owner) == "dict" else owner] = None
     return tuple(names)
 
 
