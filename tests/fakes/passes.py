@@ -138,7 +138,7 @@ class Loop:
             self._end()
 
     def _end(self) -> None:
-        if self.done in self._cuts:
+        if self._store is not None and self.done in self._cuts:
             self.guard.save()
             self.saved[self.done] = self._store.copy(), dict(self.losses)
             if self.done == max(self._cuts):

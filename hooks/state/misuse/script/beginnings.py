@@ -224,7 +224,8 @@ class Beginnings:
             return self._files
         return [each for each in self._files if word in each.shared] or [self._own]
 
-    def _sets(self, word: str) -> list[ast.expr]:
+    def values(self, word: str) -> list[ast.expr]:
+        """Return what a word is set to, without what changes it by what it was."""
         return [value for each in self._around(word) for value in each.sets.get(key_of(word), ())]
 
     def _is_doubted(self, word: str) -> bool:
@@ -239,7 +240,7 @@ class Beginnings:
 
     def first(self, word: str) -> str:
         """Return the source of the number, or of the option, that a word begins with; "…" if it begins otherwise."""
-        given = (each for each in self._sets(word) if _is_a_number(each) or isinstance(each, ast.Attribute))
+        given = (each for each in self.values(word) if _is_a_number(each) or isinstance(each, ast.Attribute))
         return next(map(ast.unparse, given), "…")
 
     def grows(self, word: str) -> int:
@@ -259,19 +260,19 @@ class Beginnings:
         made: list[ast.expr] = []
         if word.endswith("]"):
             base = base_of(word)
-            made = self._own.sets.get(key_of(base), []) or self._sets(base)
+            made = self._own.sets.get(key_of(base), []) or self.values(base)
             if any(last_of(base) in each.refilled for each in (self._own, *self._files)) or not all(
                 entries_of(each) is not None or _is_of_zeros(each) for each in made
             ):
                 return False
         given = {each.lineno for each in besides}  # a body that the loop calls was parsed apart
         # `Adam(parameters, lr=args.lr)` gives an attribute of that name what `args.lr` is.
-        sets = [each for each in self._sets(word) if each.lineno not in given and word_of(each) != word]
+        sets = [each for each in self.values(word) if each.lineno not in given and word_of(each) != word]
         return all(self.is_fresh(each, depth) for each in sets) if sets else any(map(_is_of_zeros, made))
 
     def go_from_the_first(self, word: str) -> bool:
         """Return whether all iterators that a word is set to begin in each process with their first item."""
-        sets = self._sets(word)
+        sets = self.values(word)
         return bool(sets) and not self._is_doubted(word) and all(map(self._goes_from_the_first, sets))
 
     def _goes_from_the_first(self, value: ast.expr) -> bool:
@@ -327,7 +328,7 @@ class Beginnings:
             return False
         held = self._names.value(value.value) if isinstance(value, ast.Attribute) else None
         if issubclass(type(held), _OPTIONS):
-            of_it = [each for each in self._sets(word) if word_of(each) != word]
+            of_it = [each for each in self.values(word) if word_of(each) != word]
             if not isinstance(held, type):
                 of_it = [each for each in of_it if not any(id(each) in one.of_classes for one in self._files)]
             return not self._is_doubted(word) and all(self.is_fresh(each, depth - 1) for each in of_it)

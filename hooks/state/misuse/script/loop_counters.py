@@ -123,7 +123,9 @@ def _ignores_the_step(functions: list[FrameType], names: list[RegisteredNames]) 
     for frame, known in zip(functions, names, strict=False):
         inside = [*nodes(_loops(frame)[1])]
         dropped = {id(each.value) for each in inside if isinstance(each, ast.Expr)}
-        restores = [each for each in inside if last_name(getattr(each, "func", None)) == "restore"]
+        restores = [
+            each for each in inside if isinstance(each, ast.Call) and last_name(each.func) == "restore"
+        ]
         ignored += [id(each) in dropped for each in restores if known.is_guards(each.func)]
     return bool(ignored) and all(ignored)
 
@@ -144,7 +146,13 @@ def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) ->
             return True
         if isinstance(end, ast.BinOp) and is_fixed(end.left) and is_fixed(end.right):
             return True
-        return ignores and not any(names.owner(expression(each)) for each in words_in(end))
+        return ignores and not any(map(is_restored, words_in(end)))
+
+    def is_restored(word: str, depth: int = 3) -> bool:
+        if names.owner(expression(word)):
+            return True
+        words = (each for value in begun.values(word) for each in words_in(value))
+        return depth > 0 and any(is_restored(each, depth - 1) for each in words)
 
     for loop in loops:
         inside = [*nodes([loop])]

@@ -157,7 +157,7 @@ def to_the_length_of_the_rest(training: Training, guard: Guard) -> None:
 
 def to_a_registered_number(training: Training, guard: Guard) -> None:
     guard.restore()
-    for _ in range(max(0, 5 - training.progress["updates"])):
+    for _ in range(min(3, 8 - training.progress["updates"])):
         training.turn()
         training.progress["updates"] += 1
         guard.step()
@@ -165,8 +165,8 @@ def to_a_registered_number(training: Training, guard: Guard) -> None:
 
 def to_a_number_of_what_is_left(training: Training, guard: Guard) -> None:
     guard.restore()
-    left = 5 - training.progress["updates"]
-    for _ in range(left):
+    left = 8 - training.progress["updates"]
+    for _ in range(min(3, left)):
         training.turn()
         training.progress["updates"] += 1
         guard.step()
@@ -283,7 +283,7 @@ def widens_a_shape(training: Training, guard: Guard) -> None:
         (widens_a_shape, ""),
     ],
 )
-def test_what_nested_loops_carry_on_is_named(
+def test_nested_loop_that_carries_a_value_on_is_named(
     script: Script, entry: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = Training()
