@@ -52,6 +52,7 @@ def test_alertmanager_gets_labels_annotations_and_an_end_in_time() -> None:
         "labels": {
             "alertname": "failure",
             "severity": "critical",
+            "service": "spotguard",
             "instance": "node-3",
             "run_id": "gpt",
             "rank": "1",

@@ -101,7 +101,7 @@ def _kind_of(url: str) -> str:
 def labels_of(incident: Incident, origin: Origin) -> dict[str, str]:
     """Return the labels that identify the incident everywhere."""
     own = {name: redacted_text(value) for name, value in incident.labels}
-    common = {"instance": origin.host, "run_id": origin.run_id}
+    common = {"service": "spotguard", "instance": origin.host, "run_id": origin.run_id}
     return {"alertname": incident.name, "severity": incident.severity, **common, **own}
 
 
