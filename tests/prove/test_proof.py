@@ -124,9 +124,7 @@ def test_the_number_of_runs_is_told_before_the_first_and_their_time_after_the_se
 ) -> None:
     proof, said = proven(trial)
     assert proof.verdict == "EXACT"
-    assert said[0].startswith(
-        "7 runs of up to 50 steps, and up to 12 more around epochs, evaluations and saves; "
-    )
+    assert said[0].startswith("7 to 22 runs of up to 50 steps, ")
     assert said[3] == "5 more runs, about 10 s"
     assert len(said) == 2 + 7
 
