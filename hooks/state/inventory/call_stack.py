@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -38,14 +39,18 @@ def source_file(file: str) -> ast.Module:
 
 def statements_at(frame: FrameType) -> list[ast.AST]:
     """Return the statement that a frame executes, and all that it is in, from the inside out; none if there is no source."""
-    line, chain = frame.f_lineno or 0, list[ast.AST]()
+    line, chain, lasti = frame.f_lineno or 0, list[ast.AST](), frame.f_lasti
     found: ast.AST | None = source_file(frame.f_code.co_filename)
     while found is not None:
         chain.append(found)
         inner = (
             each for each in ast.iter_child_nodes(found) if isinstance(each, (ast.stmt, ast.excepthandler))
         )
-        found = next((each for each in inner if each.lineno <= line <= (each.end_lineno or 0)), None)
+        there = [each for each in inner if each.lineno <= line <= (each.end_lineno or 0)]
+        if len(there) > 1:  # several on one line
+            column = next(itertools.islice(frame.f_code.co_positions(), lasti // 2, None))[2] or 0
+            there = [each for each in there if each.col_offset <= column][-1:] or there
+        found = next(iter(there), None)
     return chain[::-1]
 
 

@@ -125,7 +125,9 @@ def _one_of(call: ast.Call, at: int) -> ast.expr:
     word = word_of(call.func)
     own = [expression(word_at(word, at))] if word else []
     given = [*own, *held, *call.args, *(each.value for each in call.keywords)]
-    return ast.copy_location(ast.Tuple(given, ast.Load()), call)
+    one = ast.copy_location(ast.Tuple(given, ast.Load()), call)
+    vars(one)["of_call"] = call  # for `Beginnings`: `h, c = init_hidden()` begins both
+    return one
 
 
 def _entries(word: str, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

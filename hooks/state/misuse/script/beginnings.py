@@ -7,7 +7,7 @@ import ast
 import functools
 import types
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -58,6 +58,7 @@ class _Source:
         doubts: words, and keys of words, with a value that is not known.
         given: words that get other values in place, as `x.copy_(saved)` gives them.
         refilled: the last names of dicts that get entries which the source does not name.
+        unpacked: dicts whose entries become options, as in `Namespace(**saved)`.
         of_classes: by id the values that objects of a class get as their attributes, by `self` or by a call of the class.
     """
 
@@ -65,7 +66,7 @@ class _Source:
         self.sets: dict[str, list[ast.expr]] = {}
         self.grown: Counter[str] = Counter()
         self.shared, self.doubts, self.refilled = set[str](), set[str](), set[str]()
-        self.given, self.of_classes = set[str](), set[int]()
+        self.given, self.of_classes, self.unpacked = set[str](), set[int](), list[ast.expr]()
         self._clocked, self._fields = set[str](), dict[str, list[str]]()
         known = [*statements]
         #: By the id of a node, the class that it is in.
@@ -172,12 +173,19 @@ class _Source:
                     self._set(f".{each.arg}", each.value)
                     if name[:1].isupper() and name not in _NAMESPACES:
                         self.of_classes.add(id(each.value))
+                elif name in _GIVING or name in _NAMESPACES:
+                    self.unpacked.append(each.value)
                 else:
                     self.doubts |= {f".{field}" for field in self._fields.get(name, ())}
 
     def _doubt_attributes(self, owner: ast.expr) -> None:
-        """Doubt what the attributes of an object are: of each one of its class, if that is the method's own object."""
+        """Doubt what the attributes of an object are: of each one of its class, if that is the method's own object.
+
+        A name may be a parameter that stands for the options.
+        """
         name = last_name(owner)
+        if name not in ("self", "cls"):
+            self.doubts |= {_OF + each for each in _NAMESPACES}
         self.doubts.add(_OF + (self._class_of.get(id(owner), name) if name in ("self", "cls") else name))
 
     def _set(self, key: str, value: ast.expr) -> None:
@@ -228,15 +236,30 @@ class Beginnings:
         """Return what a word is set to, without what changes it by what it was."""
         return [value for each in self._around(word) for value in each.sets.get(key_of(word), ())]
 
-    def _is_doubted(self, word: str) -> bool:
+    def changes_itself(self, word: str) -> bool:
+        """Return whether a statement changes a word, or an attribute of that name of any object, by what it was."""
+        return any(key_of(word) in map(key_of, each.grown) for each in (*self._around(word), self._own))
+
+    def is_doubted(self, word: str) -> bool:
+        """Return whether a word may have a value that the source does not name."""
         known = {word, key_of(word), _ALL}
         if key_of(word).startswith("."):
             base = base_of(word)
             held = self._names.value(expression(base)) if self._names is not None else None
             known |= {_OF + last_of(base), *(_OF + each.__name__ for each in type(held).__mro__)}
+            is_made = issubclass(type(held), _OPTIONS) or hasattr(type(held), "__dataclass_fields__")
+            if is_made and any(map(self._is_registered, self._unpacked())):
+                return True
         if any(word in each.given for each in (self._own, *self._files)):
             return True
         return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
+
+    def _unpacked(self) -> Iterator[str]:
+        values = (value for each in (self._own, *self._files) for value in each.unpacked)
+        return (word for value in values for word in words_in(value))
+
+    def _is_registered(self, word: str) -> bool:
+        return self._names is not None and bool(self._names.owner(expression(word)))
 
     def first(self, word: str) -> str:
         """Return the source of the number, or of the option, that a word begins with; "…" if it begins otherwise."""
@@ -255,7 +278,7 @@ class Beginnings:
             depth: how many names may stand for others.
             besides: values that the loop gives the word.
         """
-        if self._is_doubted(word):
+        if self.is_doubted(word):
             return False
         made: list[ast.expr] = []
         if word.endswith("]"):
@@ -273,7 +296,7 @@ class Beginnings:
     def go_from_the_first(self, word: str) -> bool:
         """Return whether all iterators that a word is set to begin in each process with their first item."""
         sets = self.values(word)
-        return bool(sets) and not self._is_doubted(word) and all(map(self._goes_from_the_first, sets))
+        return bool(sets) and not self.is_doubted(word) and all(map(self._goes_from_the_first, sets))
 
     def _goes_from_the_first(self, value: ast.expr) -> bool:
         if not isinstance(value, ast.Call) or self._names is None:
@@ -297,6 +320,8 @@ class Beginnings:
             value: the expression.
             depth: how many names may stand for others.
         """
+        if (call := getattr(value, "of_call", None)) is not None:
+            return self.is_fresh(call, depth)
         if isinstance(value, ast.UnaryOp):
             return self.is_fresh(value.operand, depth)
         if isinstance(value, ast.BinOp):
@@ -304,6 +329,9 @@ class Beginnings:
         if isinstance(value, ast.Call):
             given = (*value.args, *(each.value for each in value.keywords if each.arg != "maxlen"))
             name = last_name(value.func)
+            made = self._names.value(value.func) if self._names is not None else None
+            if isinstance(made, type) and issubclass(made, tuple):  # a NamedTuple
+                return all(self.is_fresh(each, depth) for each in given)
             if name in _MAKING:
                 return True
             if name in ("len", "full") or name.startswith("init"):
@@ -327,11 +355,13 @@ class Beginnings:
         if not word or self._names is None or not depth or self.grows(word) or self._names.owner(value):
             return False
         held = self._names.value(value.value) if isinstance(value, ast.Attribute) else None
+        if hasattr(type(held), "__dataclass_fields__") and self.changes_itself(word):
+            return False  # a method changes it
         if issubclass(type(held), _OPTIONS):
             of_it = [each for each in self.values(word) if word_of(each) != word]
             if not isinstance(held, type):
                 of_it = [each for each in of_it if not any(id(each) in one.of_classes for one in self._files)]
-            return not self._is_doubted(word) and all(self.is_fresh(each, depth - 1) for each in of_it)
+            return not self.is_doubted(word) and all(self.is_fresh(each, depth - 1) for each in of_it)
         return self.are_fresh(word, depth - 1)
 
 

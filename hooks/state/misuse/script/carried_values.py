@@ -37,7 +37,7 @@ def is_carried(value: Any, names: RegisteredNames) -> bool:
         return True
     if kind in CONTAINERS:
         return bool(value)
-    if kind is tuple:  # as an LSTM's hidden state
+    if issubclass(kind, tuple):  # as an LSTM's hidden state
         return any(is_carried(each, names) for each in value if type(each) not in (int, float))
     if kind is torch.Tensor or objects.is_array(value):
         return not names.owner_of(value)

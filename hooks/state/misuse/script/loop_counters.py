@@ -9,15 +9,16 @@ what was restored.
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from ...inventory.attribute_words import last_name
+from ...inventory.attribute_words import last_name, shows
 from ...inventory.call_stack import (
     caller,
     caller_by_hand,
@@ -26,6 +27,7 @@ from ...inventory.call_stack import (
     parameters_of,
     range_of,
     script_functions,
+    source_file,
     statements_at,
 )
 from .assignments import (
@@ -54,6 +56,12 @@ log = logging.getLogger("spotguard")
 _MOST = 5_000
 #: The most names of one message.
 _FEW = 3
+
+#: What ends a loop, and the errors behind which a script that catches them goes on as it would without.
+_ENDING = (ast.Break, ast.Return, ast.Raise)
+_OUTER = frozenset({"", "KeyboardInterrupt", "SystemExit", "Exception", "BaseException", "Preempted"})
+#: Calls whose number follows from what they are given.
+_COUNTING = frozenset({"len", "int", "min", "max", "round", "ceil", "floor", "size", "numel", "range"})
 
 COUNTED = "%s (%s) begins anew in a resumed run, and %s depends on it; %s [SG425]"
 _TRAINING = "training"
@@ -118,16 +126,33 @@ def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[st
 
 
 def _ignores_the_step(functions: list[FrameType], names: list[RegisteredNames]) -> bool:
-    """Return whether the functions restore, and none of them uses the step that `guard.restore()` returns."""
+    """Return whether the functions restore, and none of them uses the step that `guard.restore()` returns but to show it."""
     ignored = list[bool]()
     for frame, known in zip(functions, names, strict=False):
         inside = [*nodes(_loops(frame)[1])]
-        dropped = {id(each.value) for each in inside if isinstance(each, ast.Expr)}
-        restores = [
-            each for each in inside if isinstance(each, ast.Call) and last_name(each.func) == "restore"
-        ]
-        ignored += [id(each) in dropped for each in restores if known.is_guards(each.func)]
+        calls = {
+            id(each)
+            for each in inside
+            if isinstance(each, ast.Call) and last_name(each.func) == "restore" and known.is_guards(each.func)
+        }
+        statements = [each for each in inside if id(getattr(each, "value", None)) in calls]
+        file = source_file(frame.f_code.co_filename)
+        ignored += [isinstance(each, ast.Expr) or _is_only_shown(each, file) for each in statements]
+        ignored += [False] * (len(calls) - len(statements))
     return bool(ignored) and all(ignored)
+
+
+def _is_only_shown(statement: Any, file: ast.AST) -> bool:
+    """Return whether a script does no more than to show what a statement sets."""
+    targets = getattr(statement, "targets", [None])
+    shown = {id(inner) for each in ast.walk(file) if shows(each) for inner in ast.walk(each)}
+    return isinstance(targets[0], ast.Name) and not any(
+        isinstance(each, ast.Name)
+        and each.id == targets[0].id
+        and isinstance(each.ctx, ast.Load)
+        and id(each) not in shown
+        for each in ast.walk(file)
+    )
 
 
 def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) -> bool:
@@ -137,37 +162,59 @@ def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) ->
         ignores: whether nothing follows from the step that `guard.restore()` returns.
     """
     loops, scope = _loops(frame)
-    begun = Beginnings(nodes(scope), parameters_of(frame.f_code))
-    options = Beginnings(nodes(scope), parameters_of(frame.f_code), [frame.f_code.co_filename], names)
+    begun = Beginnings(nodes(scope), parameters_of(frame.f_code), [frame.f_code.co_filename], names)
 
     def is_fixed(end: ast.expr) -> bool:
-        word = word_of(end)
-        if isinstance(end, (ast.Constant, ast.Attribute)) or (word and begun.are_fresh(word)):
+        if may_be_restored(end):
+            return False
+        if ignores or isinstance(end, (ast.Constant, ast.Attribute)):
             return True
-        if isinstance(end, ast.BinOp) and is_fixed(end.left) and is_fixed(end.right):
-            return True
-        return ignores and not any(map(is_restored, words_in(end)))
+        if isinstance(end, ast.BinOp):
+            return is_fixed(end.left) and is_fixed(end.right)
+        return bool(word := word_of(end)) and begun.are_fresh(word)
 
-    def is_restored(word: str, depth: int = 3) -> bool:
-        if names.owner(expression(word)):
+    def may_be_restored(value: ast.expr, depth: int = 3) -> bool:
+        if any(asks(each) for each in ast.walk(value) if isinstance(each, ast.Call)):
             return True
-        words = (each for value in begun.values(word) for each in words_in(value))
-        return depth > 0 and any(is_restored(each, depth - 1) for each in words)
+        for word in words_in(value):
+            if names.owner(expression(word)) or begun.changes_itself(word) or is_a_property(word):
+                return True
+            if depth and any(may_be_restored(each, depth - 1) for each in begun.values(word)):
+                return True
+        return False
+
+    def asks(call: ast.Call) -> bool:
+        """Return whether a call may give what was restored."""
+        if last_name(call.func) in _COUNTING:
+            return False
+        function = names.value(call.func)
+        if not ignores or (function is None and isinstance(call.func, ast.Attribute)):
+            held = names.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+            return not ignores or type(held).__module__ == frame.f_globals.get("__name__")
+        code = function.__code__ if isinstance(function, FunctionType) else None
+        used = (*code.co_names, *code.co_freevars) if code is not None else ()
+        return any(names.owner(expression(each)) for each in used)
+
+    def is_a_property(word: str) -> bool:
+        held = names.value(expression(base_of(word))) if base_of(word) else None
+        return isinstance(inspect.getattr_static(type(held), last_of(word), None), property)
 
     for loop in loops:
         inside = [*nodes([loop])]
         by_options = {
             id(each)
             for node in inside
-            if isinstance(node, ast.If) and word_of(node.test) and options.is_fresh(node.test)
+            if isinstance(node, ast.If) and (word := word_of(node.test)) and len(begun.values(word)) < 2
+            if begun.is_fresh(node.test)
             for each in node.body
         }
-        if any(isinstance(each, (ast.Break, ast.Return)) and id(each) not in by_options for each in inside):
+        if any(isinstance(each, _ENDING) and id(each) not in by_options for each in inside):
             return False
         counted = range_of(getattr(loop, "iter", None))
-        if counted is None or not all(map(is_fixed, counted.args)):
+        if counted is not None and not all(map(is_fixed, counted.args)):
             return False
-    return True
+    handlers = [each for tried in statements_at(frame) for each in getattr(tried, "handlers", ())]
+    return all(last_name(each.type) in _OUTER for each in handlers)
 
 
 def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:

@@ -35,8 +35,8 @@ from ...parts.attribute_watch import mark_of
 from ...parts.loaders.generators import global_generators
 from ...parts.loaders.generators import objects as objects_of_loader
 from ..forgotten import reached
-from .assignments import last_of
-from .registered_names import LOOPS
+from .assignments import assigned, last_of, words_in
+from .registered_names import LOOPS, SCOPES, nodes
 from .turn_blocks import leaves_out_turns
 
 log = logging.getLogger("spotguard")
@@ -171,8 +171,9 @@ def _is_drawn_again(word: str) -> bool:
     for frame in script_functions(caller(sys._getframe(1))):
         functions.add(frame.f_code.co_name)
         files.add(frame.f_code.co_filename)
-        loops = [each for each in statements_at(frame) if isinstance(each, LOOPS)]
-        if any(leaves_out_turns(loop, loops) for loop in loops):
+        chain = statements_at(frame)
+        loops = [each for each in chain if isinstance(each, LOOPS)]
+        if any(leaves_out_turns(loop, loops) for loop in loops) or _is_wound(word, chain):
             return True
     waiting: list[tuple[ast.AST, bool]] = [(source_file(file), False) for file in files]
     while waiting:
@@ -186,6 +187,25 @@ def _is_drawn_again(word: str) -> bool:
             return True
         waiting += [(each, again) for each in ast.iter_child_nodes(node)]
     return False
+
+
+def _is_wound(word: str, chain: list[ast.AST]) -> bool:
+    """Return whether a loop before the training's repeats the draws of a generator as often as `guard.restore()` tells."""
+    around = next((each for each in chain if isinstance(each, (*SCOPES, ast.Module))), None)
+    scope = [*nodes(getattr(around, "body", []))]
+    known = {
+        name
+        for each in scope
+        for name, value in assigned(each)
+        if any(last_name(getattr(one, "func", None)) == "restore" for one in ast.walk(value))
+    }
+    return any(
+        isinstance(each, ast.For)
+        and each not in chain
+        and not known.isdisjoint(words_in(each.iter))
+        and word.partition(".")[0].partition("[")[0] in {getattr(one, "id", "") for one in ast.walk(each)}
+        for each in scope
+    )
 
 
 def _main() -> str:

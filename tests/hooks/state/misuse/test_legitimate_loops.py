@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -371,6 +372,25 @@ def callbacks() -> tuple[dict[str, Any], Loop]:
     return pair.values, loop
 
 
+def restored_option() -> tuple[dict[str, Any], Loop]:
+    """A rate that begins at an option, which a registered dict has set."""
+    pair, saved = Pair(), {"rate": 0.1}
+
+    def loop(guard: Guard, done: int) -> Generator[None]:
+        known = argparse.Namespace(**{"rate": 0.5, **saved})
+        rate = known.rate
+        for number in range(done, TURNS):
+            yield
+            rate *= 0.9
+            for group in pair.oa.param_groups:
+                group["lr"] = rate
+            pair.turn(number)
+            saved["rate"] = rate
+            guard.step()
+
+    return {**pair.values, "saved": saved}, loop
+
+
 def attack() -> tuple[dict[str, Any], Loop]:
     """In each turn an optimizer made anew, over inputs that nobody registered."""
     pair = Pair()
@@ -415,6 +435,7 @@ LOOPS: dict[str, Make] = {
     "bad-first-batch": bad_first_batch,
     "callbacks": callbacks,
     "attack": attack,
+    "restored-option": restored_option,
 }
 
 

@@ -174,6 +174,15 @@ def drawn_from_before_the_loop(training: Training, guard: Guard) -> None:
         training.turn(numbers[step])
 
 
+def wound_to_the_step(training: Training, guard: Guard) -> None:
+    rng, done = random.Random(0), guard.restore()
+    for _ in range(done):
+        rng.random()
+    for _ in range(done, 5):
+        training.turn(rng.random())
+        guard.step()
+
+
 def of_a_registered_loader(training: Training, guard: Guard) -> None:
     loader = training.values["loader"]
     rng = loader.loader.generator
@@ -191,6 +200,7 @@ def of_a_registered_loader(training: Training, guard: Guard) -> None:
         made_in_each_turn,
         set_by_the_script,
         drawn_from_before_the_loop,
+        wound_to_the_step,
         of_a_registered_loader,
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,7 +34,7 @@ class Training:
         seed()
         self.cell, self.head = nn.LSTM(2, 4), nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD([*self.cell.parameters(), *self.head.parameters()], lr=ARGS.pace)
-        self.progress: dict[str, Any] = {"updates": 0, "pace": 0.1, "hidden": None}
+        self.progress: dict[str, Any] = {"updates": 0, "left": 8, "pace": 0.1, "hidden": None}
         self.values = dict(vars(self))
 
     def init_hidden(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,9 +158,9 @@ def to_the_length_of_the_rest(training: Training, guard: Guard) -> None:
 
 def to_a_registered_number(training: Training, guard: Guard) -> None:
     guard.restore()
-    for _ in range(min(3, 8 - training.progress["updates"])):
+    for number in range(min(3, training.progress["left"])):
         training.turn()
-        training.progress["updates"] += 1
+        training.progress["left"] = 8 - number
         guard.step()
 
 
@@ -170,6 +171,96 @@ def to_a_number_of_what_is_left(training: Training, guard: Guard) -> None:
         training.turn()
         training.progress["updates"] += 1
         guard.step()
+
+
+def drops_the_step_and_shows_it(training: Training, guard: Guard) -> None:
+    shown = guard.restore()
+    print("resumed at", shown)
+    for _ in range(2):
+        for at in range(len(DATA) // WIDTH):
+            training.learn(at)
+            guard.step()
+
+
+class Trainer:
+    """Keeps what is left to do, and when to stop, as attributes."""
+
+    def __init__(self, training: Training, guard: Guard) -> None:
+        self.training, self.guard, self.should_stop = training, guard, False
+        self.total, self.already = 8, guard.restore()
+
+    @property
+    def remaining(self) -> int:
+        return min(3, 8 - int(self.training.progress["updates"]))
+
+    def turn(self) -> None:
+        self.training.turn()
+        self.training.progress["updates"] += 1
+        self.guard.step()
+
+    def fit_the_rest(self) -> None:
+        for _ in range(self.total - self.already):
+            self.turn()
+            if self.training.progress["updates"] % 3 == 0:
+                raise KeyError
+
+    def fit_what_remains(self) -> None:
+        for _ in range(self.remaining):
+            self.turn()
+
+    def fit_until_it_stops(self) -> None:
+        for _ in range(100):
+            self.turn()
+            self.should_stop = self.training.progress["updates"] % 3 == 0
+            if self.should_stop:
+                break
+
+
+def to_the_rest_of_an_object(training: Training, guard: Guard) -> None:
+    with contextlib.suppress(KeyError):
+        Trainer(training, guard).fit_the_rest()
+
+
+def to_a_property(training: Training, guard: Guard) -> None:
+    Trainer(training, guard).fit_what_remains()
+
+
+def until_an_object_stops(training: Training, guard: Guard) -> None:
+    Trainer(training, guard).fit_until_it_stops()
+
+
+def to_a_number_less_what_is_done(training: Training, guard: Guard) -> None:
+    done, end = guard.restore(), 8
+    end -= done
+    for _ in range(min(3, end)):
+        training.turn()
+        guard.step()
+
+
+def to_what_a_function_gives(training: Training, guard: Guard) -> None:
+    guard.restore()
+    progress = training.progress
+
+    def to_do() -> int:
+        return min(3, 8 - int(progress["updates"]))
+
+    for _ in range(to_do()):
+        training.turn()
+        progress["updates"] += 1
+        guard.step()
+
+
+def to_an_error_of_its_own(training: Training, guard: Guard) -> None:
+    guard.restore()
+    try:
+        for _ in range(100):
+            training.turn()
+            training.progress["updates"] += 1
+            guard.step()
+            if training.progress["updates"] % 3 == 0:
+                next(iter(()))
+    except StopIteration:
+        pass
 
 
 def of_epochs_that_are_left(training: Training, guard: Guard) -> None:
@@ -197,6 +288,13 @@ def of_epochs_that_are_left(training: Training, guard: Guard) -> None:
         (to_a_registered_number, False),
         (to_a_number_of_what_is_left, False),
         (of_epochs_that_are_left, False),
+        (drops_the_step_and_shows_it, True),
+        (to_the_rest_of_an_object, False),
+        (to_a_property, False),
+        (until_an_object_stops, False),
+        (to_a_number_less_what_is_done, False),
+        (to_what_a_function_gives, False),
+        (to_an_error_of_its_own, False),
     ],
 )
 def test_loop_that_begins_anew_behind_a_restore_is_named(
@@ -216,7 +314,7 @@ def test_loop_that_begins_anew_behind_a_restore_is_named(
     resumed = lines()
     assert len(resumed) == named
     if named:
-        nested = script in (anew_in_epochs, anew_from_1_in_a_function)
+        nested = script in (anew_in_epochs, anew_from_1_in_a_function, drops_the_step_and_shows_it)
         remedy = (
             "begin it, and the loop in it," if nested else "write `for step in range(guard.restore(), total)`"
         )
@@ -246,6 +344,31 @@ def anneals_an_option(training: Training, guard: Guard) -> None:
         train()
         if number > known.pace:
             pace /= 4.0
+
+
+class Memory(NamedTuple):
+    """Two hidden states under names."""
+
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+def carries_a_named_tuple(training: Training, guard: Guard) -> None:
+    memory = Memory(torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+    for at in range(0, 12, WIDTH):
+        memory = Memory(*training.learn(at, memory))
+        guard.step()
+
+
+def init_states() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)
+
+
+def carries_both_by_name(training: Training, guard: Guard) -> None:
+    first, second = init_states()
+    for at in range(0, 12, WIDTH):
+        first, second = training.learn(at, (first, second))
+        guard.step()
 
 
 def begins_hidden_states_in_each_turn(training: Training, guard: Guard) -> None:
@@ -278,6 +401,8 @@ def widens_a_shape(training: Training, guard: Guard) -> None:
     [
         (carries_two_hidden_states, "'hidden': …"),
         (anneals_an_option, "'pace': ARGS.pace"),
+        (carries_a_named_tuple, "'memory': …"),
+        (carries_both_by_name, "'first': …, 'second': …"),
         (begins_hidden_states_in_each_turn, ""),
         (keeps_hidden_states_in_a_dict, ""),
         (widens_a_shape, ""),
