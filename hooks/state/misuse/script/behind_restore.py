@@ -93,7 +93,7 @@ def _found(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, s
     options = any(issubclass(type(each), LRScheduler) for each in values.values()) or any(
         _sets_an_option(each, names, values) for each in inside
     )
-    for node in _executed(before[restores[-1] + 1 :], names):
+    for node in _run_once(before[restores[-1] + 1 :], names):
         if name := _changed(node, names, values):
             if options or not (isinstance(node, ast.Assign) and _sets_an_option(node, names, values)):
                 yield CHANGES, name, node.lineno
@@ -105,7 +105,7 @@ def _found(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, s
                 yield COPIES, name, node.lineno
 
 
-def _executed(statements: list[Any], names: RegisteredNames, items: Set[str] = frozenset()) -> Iterator[Any]:
+def _run_once(statements: list[Any], names: RegisteredNames, items: Set[str] = frozenset()) -> Iterator[Any]:
     """Yield what every run executes once of some statements, or once for each part of a registered value.
 
     Args:
@@ -115,9 +115,9 @@ def _executed(statements: list[Any], names: RegisteredNames, items: Set[str] = f
         if isinstance(each, ast.For):
             names.bind(each)
             parts = {word for word in words_in(each.target) if names.owner(expression(word))}
-            yield from _executed(each.body if parts else [], names, items | parts)
+            yield from _run_once(each.body if parts else [], names, items | parts)
         elif isinstance(each, ast.If) and items & words_in(each.test):
-            yield from _executed([*each.body, *each.orelse], names, items)
+            yield from _run_once([*each.body, *each.orelse], names, items)
         elif not isinstance(each, _NOT_READ):
             yield from nodes([each])
 

@@ -107,7 +107,10 @@ class Dependence:
             trains = any(last_name(getattr(each, "func", None)) == "backward" for each in parts)
             return any(self._acts(each, trains=trains) for each in parts)
         if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):
-            return self._meets(node, words_in(node.value))
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inside = (each for target in targets for each in ast.walk(target))
+            places = (each.slice for each in inside if isinstance(each, ast.Subscript))
+            return any(self._meets(node, words_in(each)) for each in (node.value, *places))
         if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":

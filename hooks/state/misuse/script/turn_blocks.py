@@ -47,7 +47,8 @@ class TurnBlocks:
         self._bodies: dict[str, list[ast.stmt]] = {}
         for body in bodies:
             self._bodies.setdefault(body.word, []).extend(body.statements)
-        for part in (loop, *(ast.Module(each.statements, []) for each in bodies)):
+        parts = (loop, *(ast.Module(each.statements, []) for each in bodies))
+        for part in parts:
             for each in ast.walk(part):
                 for block in (getattr(each, name, None) for name in _BLOCKS):
                     if isinstance(block, list):
@@ -64,7 +65,7 @@ class TurnBlocks:
         #: What is taken from a dict by a key that it may lack.
         self._got = [
             (target, value)
-            for part in (loop, *(ast.Module(each.statements, []) for each in bodies))
+            for part in parts
             for node in ast.walk(part)
             for target, value in assigned(node)
             if isinstance(value, ast.Call) and last_name(value.func) == "get"

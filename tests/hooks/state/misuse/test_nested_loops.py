@@ -1,4 +1,5 @@
 """Loops that begin at their first number again behind a restore, and loops in functions that a loop calls: named, or exact and silent."""
+# ruff: noqa: SIM113 - as many scripts count
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Training:
         seed()
         self.cell, self.head = nn.LSTM(2, 4), nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD([*self.cell.parameters(), *self.head.parameters()], lr=ARGS.pace)
-        self.progress: dict[str, Any] = {"updates": 0, "left": 8, "pace": 0.1, "hidden": None}
+        self.progress: dict[str, Any] = {"updates": 0, "left": 8, "pace": 0.1, "hidden": None, "ring": [0, 0]}
         self.values = dict(vars(self))
 
     def init_hidden(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -371,6 +372,21 @@ def carries_both_by_name(training: Training, guard: Guard) -> None:
         guard.step()
 
 
+def fills_a_registered_ring(training: Training, guard: Guard) -> None:
+    slot, ring = 0, training.progress["ring"]
+    for at in range(0, 12, WIDTH):
+        ring[slot % 2] = training.learn(at)[0]
+        slot += 1
+        guard.step()
+
+
+def fills_a_ring_by_the_step(training: Training, guard: Guard) -> None:
+    known = training.progress["ring"]
+    for at in range(0, 12, WIDTH):
+        known[at // WIDTH % 2] = training.learn(at)[0]
+        guard.step()
+
+
 def begins_hidden_states_in_each_turn(training: Training, guard: Guard) -> None:
     for at in range(0, 12, WIDTH):
         state = training.init_hidden()
@@ -403,6 +419,8 @@ def widens_a_shape(training: Training, guard: Guard) -> None:
         (anneals_an_option, "'pace': ARGS.pace"),
         (carries_a_named_tuple, "'memory': …"),
         (carries_both_by_name, "'first': …, 'second': …"),
+        (fills_a_registered_ring, "'slot': 0"),
+        (fills_a_ring_by_the_step, ""),
         (begins_hidden_states_in_each_turn, ""),
         (keeps_hidden_states_in_a_dict, ""),
         (widens_a_shape, ""),
