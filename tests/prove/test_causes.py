@@ -199,6 +199,13 @@ def test_parts_of_a_trained_module_in_another_mode_are_named() -> None:
     assert (found("net.weight"), found("other.weight")) == (("net.norm",), ())
 
 
+def test_a_variable_goes_into_the_dict_that_is_registered() -> None:
+    stale = (Stale("rate", "50.0", "200.0"),)
+    (cause,) = causes(Evidence(first=None, stale=stale, notes="progress"))
+    assert "progress.update({'rate': 200.0}); and use progress['rate'] instead of `rate`" in cause.mend
+    assert "register it" not in cause.mend
+
+
 def test_a_loader_is_never_told_to_be_registered_as_it_is() -> None:
     inside = Stale("dl's dl._iter", "iterator with 3 left", "iterator with 5 left", "dl's dl", "DataLoader")
     assert causes(Evidence(first=None, stale=(inside,))) == []

@@ -51,6 +51,8 @@ class Evidence:
     aliases: tuple[str, ...] = ()
     #: Variables that hold copies or averages of the parameters.
     kept: tuple[Stale, ...] = ()
+    #: A registered dict of the script; "" if there is none.
+    notes: str = ""
     #: Optimizers whose step comes after the boundary that should close it.
     behind_boundary: tuple[str, ...] = ()
     #: Optimizers for which gradients are being gathered at the boundary.
@@ -188,6 +190,7 @@ def of_resumed(
         unlike=drawn_anew(plain, other, begin, left_out, plainly=True),
         aliases=aliases(plain, other, begin),
         kept=averages(plain, differing),
+        notes=next((name for name, kind in plain.kinds.items() if kind == "dict"), ""),
         behind_boundary=_behind_boundary(plain),
         gathering=_gathering(plain, begin, differing),
         unrestored=registered(at_restore, plain),

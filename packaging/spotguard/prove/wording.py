@@ -116,18 +116,22 @@ def variables(facts: Evidence) -> Found:
     stale = [each for each in unowned if not each.is_length or each.resumed == "0"]
     if not stale:
         return None
-    return {"said": _said(stale), "begin": _begin(stale, facts), **kept(stale)}
+    return {"said": _said(stale), "begin": _begin(stale, facts), **kept(stale, facts.notes)}
 
 
 def averages(facts: Evidence) -> Found:
     if not facts.kept:
         return None
     names = dict.fromkeys(_container(each.name) for each in facts.kept)
-    return {"names": _listed([*names]), **kept(facts.kept)}
+    return {"names": _listed([*names]), **kept(facts.kept, facts.notes)}
 
 
-def kept(stale: Sequence[Stale]) -> dict[str, str]:
-    """Return how variables and the fields of helpers become state that is registered."""
+def kept(stale: Sequence[Stale], notes: str) -> dict[str, str]:
+    """Return how variables and the fields of helpers become state that is registered.
+
+    Args:
+        notes: a dict that is registered already; "" for none.
+    """
     classes: dict[str, None] = {}
     arguments: dict[str, str] = {}
     for owner in dict.fromkeys(each.owner for each in stale if each.is_helpers):
@@ -149,14 +153,20 @@ def kept(stale: Sequence[Stale]) -> dict[str, str]:
         return {
             "keep": f"advance it once for each completed step: for _ in range(guard.restore()): {advance}"
         }
-    values, instead = _progress([] if iterators else plain)
+    known = "" if arguments else notes
+    values, instead = _progress([] if iterators else plain, known or "progress")
+    if values and known:
+        begun = f"{known}.update({_dict(values)})"
+        return {
+            "keep": f"keep it in `{known}`, which is registered, from before register() on: {begun}{instead}"
+        }
     if values:
         text += f"keep it in a dict: progress = {_dict(values)}; "
         arguments["progress"] = "progress"
     return {"keep": f"{text}register it: register(…, {_given(arguments)}){instead}"}
 
 
-def _progress(stale: Sequence[Stale]) -> tuple[dict[str, str], str]:
+def _progress(stale: Sequence[Stale], notes: str) -> tuple[dict[str, str], str]:
     """Return a dict of the variables, and which of them are no longer used: those that a script sets anew."""
     values: dict[str, str] = {}
     instead: dict[str, None] = {}
@@ -166,7 +176,7 @@ def _progress(stale: Sequence[Stale]) -> tuple[dict[str, str], str]:
         begins = _LITERAL.fullmatch(each.resumed) and not each.is_length
         values[key] = each.resumed if begins else name
         if not (each.is_length or "[" in each.name or each.plain.startswith(("[", "{"))):
-            instead[f"progress[{key!r}] instead of `{name}`"] = None
+            instead[f"{notes}[{key!r}] instead of `{name}`"] = None
     return values, f"; and use {' and '.join([*instead][:3])}" if instead else ""
 
 
