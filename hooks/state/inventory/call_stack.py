@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -197,11 +197,17 @@ def caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def counts_anew(frame: FrameType | None, *, inside: bool = False) -> str:
+def counts_anew(
+    frame: FrameType | None,
+    *,
+    inside: bool = False,
+    leaves_out: Callable[[FrameType, ast.AST], bool] = lambda frame, loop: False,
+) -> str:
     """Return the place of the outermost loop around a frame if each of them is at the first number of its range; "" if not, or in doubt.
 
     Args:
         inside: whether the frame stands in the body of its innermost loop, and not where that begins.
+        leaves_out: whether a loop is passed over, which tells nothing.
     """
     place, first = "", not inside
     for _ in range(_AROUND):
@@ -214,7 +220,7 @@ def counts_anew(frame: FrameType | None, *, inside: bool = False) -> str:
         for node in statements_at(frame)[first:] if "site-packages" not in file else []:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 break
-            if isinstance(node, (ast.While, ast.For)):
+            if isinstance(node, (ast.While, ast.For)) and not leaves_out(frame, node):
                 begin, counter = _count_of(node)
                 at = variables_of(frame).get(counter) if begin is not None else None
                 if type(at) is not int or at != begin:

@@ -25,6 +25,7 @@ from ..changes.change_detector import ChangeDetector
 from ..sharding.dtensor import local
 from .carried_gradient import CarriedGradient
 from .loop_order import LoopOrder, Misplaced, call_path
+from .repeated_steps import begins_again
 from .script.loop_counters import mistakes
 from .unregistered import UnregisteredOptimizer, few, holds, knows, wrappers_on
 
@@ -351,7 +352,10 @@ class StepMonitor:
         if self._order is not None:
             # Skip this function, `_guarded` and `boundary`; the next frame is `guard.step()`.
             frame = sys._getframe(3)
-            for what in mistakes(frame, self._values, resumed=self._resumed) if self._order.begins else ():
+            found = [*mistakes(frame, self._values)] if self._order.begins else []
+            if self._order.begins and self._resumed:
+                found += begins_again(frame, self._values)
+            for what in found:
                 self._misuse.setdefault("order", what[0] % what[1:])
                 self._say(*what)
             if (misplaced := self._order.boundary(call_path(frame))) is not None:

@@ -9,25 +9,20 @@ what was restored.
 from __future__ import annotations
 
 import ast
-import inspect
 import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, NamedTuple
 
-from ...inventory.attribute_words import last_name, shows
+from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import (
     caller,
-    caller_by_hand,
-    counts_anew,
     files_beside,
     parameters_of,
-    range_of,
     script_functions,
-    source_file,
     statements_at,
 )
 from .assignments import (
@@ -57,12 +52,6 @@ _MOST = 5_000
 #: The most names of one message.
 _FEW = 3
 
-#: What ends a loop, and the errors behind which a script that catches them goes on as it would without.
-_ENDING = (ast.Break, ast.Return, ast.Raise)
-_OUTER = frozenset({"", "KeyboardInterrupt", "SystemExit", "Exception", "BaseException", "Preempted"})
-#: Calls whose number follows from what they are given.
-_COUNTING = frozenset({"len", "int", "min", "max", "round", "ceil", "floor", "size", "numel", "range"})
-
 COUNTED = "%s (%s) begins anew in a resumed run, and %s depends on it; %s [SG425]"
 _TRAINING = "training"
 _NUMBER = ", or compute it from the step's number"
@@ -74,21 +63,13 @@ _ITERATE = (
     "begin it at the step that guard.restore() returns, or wrap a loader in spotguard.ResumableLoader(…)"
 )
 
-AGAIN = (
-    "the loop at %s begins at its first number again although training was resumed, so this run trains more steps than an uninterrupted "
-    "one; %s"
-)
-_FROM_THE_STEP = "write `for step in range(guard.restore(), total)`, or loop over guard.steps(total)"
-_FROM_THE_STEPS = "begin it, and the loop in it, at what follows from the step that guard.restore() returns"
 
-
-def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> Iterator[tuple[str, ...]]:
+def mistakes(frame: FrameType, values: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield each mistake as a message and its values.
 
     Args:
         frame: a frame of `guard.step()`.
         values: the registered values, by name.
-        resumed: whether a checkpoint was restored.
     """
     if (change := changed_behind(frame, values)) is not None:
         yield change
@@ -96,125 +77,6 @@ def mistakes(frame: FrameType, values: Mapping[str, Any], *, resumed: bool) -> I
         yield setup
     if (counted := loop_counters(frame, values)) is not None:
         yield COUNTED, *counted
-    if resumed and (place := begins_again(frame, values)):
-        yield AGAIN, *place
-
-
-def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the place of the loop around the first boundary of a resumed run, if that begins at its first number, and a remedy.
-
-    It raises nothing, and returns None if no loop surely does.
-
-    Args:
-        frame: a frame of `guard.step()`.
-        values: the registered values, by name.
-    """
-    try:
-        inner = caller_by_hand(frame)
-        functions = [*script_functions(inner)]
-        place = counts_anew(inner, inside=True)
-        names = [RegisteredNames(each, values) for each in functions] if place else []
-        ignores = _ignores_the_step(functions, names)
-        fixed = (_has_a_fixed_end(*each, ignores) for each in zip(functions, names, strict=False))
-        if not (place and all(fixed)):
-            return None
-        is_nested = sum(len(_loops(each)[0]) for each in functions) > 1
-        return place, _FROM_THE_STEPS if is_nested else _FROM_THE_STEP
-    except Exception:
-        log.debug("the loop around guard.step() cannot be read", exc_info=True)
-        return None
-
-
-def _ignores_the_step(functions: list[FrameType], names: list[RegisteredNames]) -> bool:
-    """Return whether the functions restore, and none of them uses the step that `guard.restore()` returns but to show it."""
-    ignored = list[bool]()
-    for frame, known in zip(functions, names, strict=False):
-        inside = [*nodes(_loops(frame)[1])]
-        calls = {
-            id(each)
-            for each in inside
-            if isinstance(each, ast.Call) and last_name(each.func) == "restore" and known.is_guards(each.func)
-        }
-        statements = [each for each in inside if id(getattr(each, "value", None)) in calls]
-        file = source_file(frame.f_code.co_filename)
-        ignored += [isinstance(each, ast.Expr) or _is_only_shown(each, file) for each in statements]
-        ignored += [False] * (len(calls) - len(statements))
-    return bool(ignored) and all(ignored)
-
-
-def _is_only_shown(statement: Any, file: ast.AST) -> bool:
-    """Return whether a script does no more than to show what a statement sets."""
-    targets = getattr(statement, "targets", [None])
-    shown = {id(inner) for each in ast.walk(file) if shows(each) for inner in ast.walk(each)}
-    return isinstance(targets[0], ast.Name) and not any(
-        isinstance(each, ast.Name)
-        and each.id == targets[0].id
-        and isinstance(each.ctx, ast.Load)
-        and id(each) not in shown
-        for each in ast.walk(file)
-    )
-
-
-def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) -> bool:
-    """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else but by an option.
-
-    Args:
-        ignores: whether nothing follows from the step that `guard.restore()` returns.
-    """
-    loops, scope = _loops(frame)
-    begun = Beginnings(nodes(scope), parameters_of(frame.f_code), [frame.f_code.co_filename], names)
-
-    def is_fixed(end: ast.expr) -> bool:
-        if may_be_restored(end):
-            return False
-        if ignores or isinstance(end, (ast.Constant, ast.Attribute)):
-            return True
-        if isinstance(end, ast.BinOp):
-            return is_fixed(end.left) and is_fixed(end.right)
-        return bool(word := word_of(end)) and begun.are_fresh(word)
-
-    def may_be_restored(value: ast.expr, depth: int = 3) -> bool:
-        if any(asks(each) for each in ast.walk(value) if isinstance(each, ast.Call)):
-            return True
-        for word in words_in(value):
-            if names.owner(expression(word)) or begun.changes_itself(word) or is_a_property(word):
-                return True
-            if depth and any(may_be_restored(each, depth - 1) for each in begun.values(word)):
-                return True
-        return False
-
-    def asks(call: ast.Call) -> bool:
-        """Return whether a call may give what was restored."""
-        if last_name(call.func) in _COUNTING:
-            return False
-        function = names.value(call.func)
-        if not ignores or (function is None and isinstance(call.func, ast.Attribute)):
-            held = names.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
-            return not ignores or type(held).__module__ == frame.f_globals.get("__name__")
-        code = function.__code__ if isinstance(function, FunctionType) else None
-        used = (*code.co_names, *code.co_freevars) if code is not None else ()
-        return any(names.owner(expression(each)) for each in used)
-
-    def is_a_property(word: str) -> bool:
-        held = names.value(expression(base_of(word))) if base_of(word) else None
-        return isinstance(inspect.getattr_static(type(held), last_of(word), None), property)
-
-    for loop in loops:
-        inside = [*nodes([loop])]
-        by_options = {
-            id(each)
-            for node in inside
-            if isinstance(node, ast.If) and (word := word_of(node.test)) and len(begun.values(word)) < 2
-            if begun.is_fresh(node.test)
-            for each in node.body
-        }
-        if any(isinstance(each, _ENDING) and id(each) not in by_options for each in inside):
-            return False
-        counted = range_of(getattr(loop, "iter", None))
-        if counted is not None and not all(map(is_fixed, counted.args)):
-            return False
-    handlers = [each for tried in statements_at(frame) for each in getattr(tried, "handlers", ())]
-    return all(last_name(each.type) in _OUTER for each in handlers)
 
 
 def loop_counters(frame: FrameType | None, values: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
@@ -285,7 +147,7 @@ class _Carried(NamedTuple):
     remedy: str
 
 
-def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
+def loops_around(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
     """Return the loops around the statement that a function executes, from the inside out, and all of the function's statements."""
     loops: list[ast.AST] = []
     for each in statements_at(frame):
@@ -298,7 +160,7 @@ def _loops(frame: FrameType) -> tuple[list[ast.AST], list[Any]]:
 
 def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     """Yield each such word of a function."""
-    loops, scope = _loops(frame)
+    loops, scope = loops_around(frame)
     inside = [*nodes(loops[-1:])]
     if not 0 < len(inside) <= _MOST:
         return

@@ -183,6 +183,23 @@ def drops_the_step_and_shows_it(training: Training, guard: Guard) -> None:
             guard.step()
 
 
+def over_batches_of_a_list(training: Training, guard: Guard) -> None:
+    starts = [0, 4, 8]
+    guard.restore()
+    for _ in range(2):
+        for _, at in enumerate(starts):
+            training.learn(at)
+            guard.step()
+
+
+def over_what_is_registered(training: Training, guard: Guard) -> None:
+    guard.restore()
+    for _ in range(2):
+        for _ in training.progress["ring"]:
+            training.turn()
+            guard.step()
+
+
 class Trainer:
     """Keeps what is left to do, and when to stop, as attributes."""
 
@@ -290,6 +307,8 @@ def of_epochs_that_are_left(training: Training, guard: Guard) -> None:
         (to_a_number_of_what_is_left, False),
         (of_epochs_that_are_left, False),
         (drops_the_step_and_shows_it, True),
+        (over_batches_of_a_list, True),
+        (over_what_is_registered, False),
         (to_the_rest_of_an_object, False),
         (to_a_property, False),
         (until_an_object_stops, False),
@@ -315,7 +334,7 @@ def test_loop_that_begins_anew_behind_a_restore_is_named(
     resumed = lines()
     assert len(resumed) == named
     if named:
-        nested = script in (anew_in_epochs, anew_from_1_in_a_function, drops_the_step_and_shows_it)
+        nested = script not in (anew, anew_to_a_length)
         remedy = (
             "begin it, and the loop in it," if nested else "write `for step in range(guard.restore(), total)`"
         )
