@@ -39,7 +39,7 @@ def source_file(file: str) -> ast.Module:
 
 def statements_at(frame: FrameType) -> list[ast.AST]:
     """Return the statement that a frame executes, and all that it is in, from the inside out; none if there is no source."""
-    line, chain, lasti = frame.f_lineno or 0, list[ast.AST](), frame.f_lasti
+    line, chain = frame.f_lineno or 0, list[ast.AST]()
     found: ast.AST | None = source_file(frame.f_code.co_filename)
     while found is not None:
         chain.append(found)
@@ -48,7 +48,9 @@ def statements_at(frame: FrameType) -> list[ast.AST]:
         )
         there = [each for each in inner if each.lineno <= line <= (each.end_lineno or 0)]
         if len(there) > 1:  # several on one line
-            column = next(itertools.islice(frame.f_code.co_positions(), lasti // 2, None))[2] or 0
+            # A code unit has two bytes (PEP 659), and a position (PEP 657) unless they are switched off.
+            unit = max(frame.f_lasti, 0) // 2
+            column = next(itertools.islice(frame.f_code.co_positions(), unit, None))[2] or 0
             there = [each for each in there if each.col_offset <= column][-1:] or there
         found = next(iter(there), None)
     return chain[::-1]

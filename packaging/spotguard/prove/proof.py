@@ -200,9 +200,8 @@ def _folder(trial: ProofRequest, stack: ExitStack) -> Path:
 
 def _prove(trial: ProofRequest, lived: SeriesRunner, base: Path, say: Callable[[str], None]) -> Proof:
     least = len(series.UNDISTURBED) + trial.tries + 3  # a resume behind the last try, and the kill
-    most = (
-        least + 4 * len(series.EVENTS) + 3
-    )  # around each event, behind guard.save(), and behind a late change
+    # Around each event, behind guard.save(), and behind a late change.
+    most = least + 4 * len(series.EVENTS) + 3
     say(
         f"{least} to {most} runs of up to {trial.steps} steps, by the epochs, evaluations and saves that they meet; the first two "
         "show how many, and how long they take"
