@@ -151,7 +151,10 @@ def _children(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_entered(value: object) -> bool:
-    return not issubclass(type(value), _NOT_ENTERED) and not objects.is_generator(value)
+    """Return whether a generator of the script's may be inside. A guard holds a thousand objects of ours, and none of its."""
+    kind = type(value)
+    ours = kind.__module__.startswith("spotguard.") and kind.__name__ != "ResumableLoader"
+    return not (ours or issubclass(kind, _NOT_ENTERED) or objects.is_generator(value))
 
 
 def _bits(generator: Any) -> Any:
