@@ -235,12 +235,17 @@ def counts_anew(
 
 def range_of(values: ast.expr | None) -> ast.Call | None:
     """Return the `range(…)` that a loop goes over, perhaps in a progress bar or counted; None if it goes over anything else."""
-    if not isinstance(values, ast.Call) or not values.args:
+    held = gone_through(values)
+    if not isinstance(held, ast.Call) or not held.args:
         return None
-    name = last_name(values.func)
-    if name in ("tqdm", "enumerate"):
-        return range_of(values.args[0])
-    return values if name in ("range", "trange") else None
+    return held if last_name(held.func) in ("range", "trange") else None
+
+
+def gone_through(values: ast.expr | None) -> ast.expr | None:
+    """Return the values that a loop goes over, without the progress bar or the count around them."""
+    while isinstance(values, ast.Call) and last_name(values.func) in ("tqdm", "enumerate") and values.args:
+        values = values.args[0]
+    return values
 
 
 def _count_of(loop: ast.While | ast.For) -> tuple[int | None, str]:

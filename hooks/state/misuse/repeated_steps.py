@@ -19,6 +19,7 @@ from ..inventory.attribute_words import last_name, shows
 from ..inventory.call_stack import (
     caller_by_hand,
     counts_anew,
+    gone_through,
     parameters_of,
     range_of,
     script_functions,
@@ -80,9 +81,7 @@ def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> list[tup
 
 def _goes_over_data(loop: Any, names: RegisteredNames) -> bool:
     """Return whether a loop goes over a list, a tensor or an array of the script's own, and so from its first item on."""
-    held = getattr(loop, "iter", None)
-    while isinstance(held, ast.Call) and last_name(held.func) in ("enumerate", "tqdm") and held.args:
-        held = held.args[0]
+    held = gone_through(getattr(loop, "iter", None))
     if held is None or names.owner(held):
         return False
     value = names.value(held)

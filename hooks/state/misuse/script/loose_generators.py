@@ -36,7 +36,8 @@ from ...parts.loaders.generators import global_generators
 from ...parts.loaders.generators import objects as objects_of_loader
 from ..forgotten import reached
 from .assignments import assigned, last_of, words_in
-from .registered_names import LOOPS, SCOPES, nodes
+from .loop_counters import loops_around
+from .registered_names import LOOPS, nodes
 from .turn_blocks import leaves_out_turns
 
 log = logging.getLogger("spotguard")
@@ -176,7 +177,9 @@ def _is_drawn_again(word: str) -> bool:
         files.add(frame.f_code.co_filename)
         chain = statements_at(frame)
         loops = [each for each in chain if isinstance(each, LOOPS)]
-        if any(leaves_out_turns(loop, loops) for loop in loops) or _is_wound(word, chain):
+        if any(leaves_out_turns(loop, loops) for loop in loops):
+            return True
+        if _is_wound(word, chain, loops_around(frame)[1]):
             return True
     waiting: list[tuple[ast.AST, bool]] = [(source_file(file), False) for file in files]
     while waiting:
@@ -192,10 +195,9 @@ def _is_drawn_again(word: str) -> bool:
     return False
 
 
-def _is_wound(word: str, chain: list[ast.AST]) -> bool:
+def _is_wound(word: str, chain: list[ast.AST], statements: list[Any]) -> bool:
     """Return whether a loop before the training's repeats the draws of a generator as often as `guard.restore()` tells."""
-    around = next((each for each in chain if isinstance(each, (*SCOPES, ast.Module))), None)
-    scope = [*nodes(getattr(around, "body", []))]
+    scope = [*nodes(statements)]
     known = {
         name
         for each in scope

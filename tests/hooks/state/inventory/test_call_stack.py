@@ -1,4 +1,4 @@
-"""What a frame's source tells about the statement that it executes."""
+"""The statement that a frame executes, as its source has it."""
 
 from __future__ import annotations
 
