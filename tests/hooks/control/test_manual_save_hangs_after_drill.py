@@ -48,7 +48,7 @@ class Hurried(SystemClock):
     def wait(self, event: threading.Event, timeout: float) -> bool:
         if not self.hurry or not 1.0 < timeout <= 60.0:
             return super().wait(event, timeout)
-        if not event.wait(3.0):
+        if not event.wait(60.0):
             self._ahead += 600.0
         return event.is_set()
 

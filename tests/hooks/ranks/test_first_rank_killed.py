@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from spotguard.hooks.checkpoint.catalog import whole_checkpoints
 from spotguard.hooks.checkpoint.format.manifest import LEVELS
 from spotguard.providers.stores.factory import open_store
 from tests.hooks.ranks.checking import marked, newest, restores, seeded
-from tests.hooks.ranks.gang import PHASES, Event, Gang, Said, event, fate, until
+from tests.hooks.ranks.gang import PHASES, Event, Gang, Said, event, fate, signs, until
 from tests.hooks.ranks.machines import Machine
 from tests.hooks.ranks.test_killed_in_the_save import CALLS, holds, killed
 from tests.tiers import few_fast
@@ -29,25 +29,33 @@ OBJECT, MANIFEST = r"put .*/0*4-.*safetensors", r"put .*/0*4-.*-of-\d+\.json"
 
 
 def noticed(
-    gang: Gang, world: int, way: str, folder: Path, fates: Sequence[Event], **scenario: object
+    gang: Gang,
+    world: int,
+    way: str,
+    folder: Path,
+    fates: Sequence[Event],
+    *,
+    window: float = WINDOW,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[int, Said]:
-    """All ranks stand before step 5 of their forward, and their one machine gets a notice. Returns what the survivors say."""
+    """All ranks stand before step 5 of their forward, and their one machine gets a notice of `window` seconds. Returns what the
+    survivors say, once `meanwhile` has returned."""
     with Machine(folder / "agent.sock") as machine:
-        signs = [folder / f"reached-{rank}.sign" for rank in range(world)]
+        reached = [folder / f"reached-{rank}.sign" for rank in range(world)]
         gang.begin(
             world,
             way,
             folder / "store",
-            *(event(rank, 4, "loading", "reaches", sign=str(sign)) for rank, sign in enumerate(signs)),
+            *(event(rank, 4, "loading", "reaches", sign=str(sign)) for rank, sign in enumerate(reached)),
             fates=fates,
             saves=[2],
             total=30,
             optimizers=2,
             env={"SPOTGUARD_SOCKET": str(machine.socket)},
-            **scenario,
         )
-        until(lambda: all(sign.exists() for sign in signs))
-        machine.notice(WINDOW)
+        until(lambda: all(each.exists() for each in reached))
+        machine.notice(window)
+        meanwhile()
         said = gang.survivors(world)
     assert 0 not in said
     assert all(each["threads"] == [] for each in said.values())
@@ -87,8 +95,19 @@ def test_replicas_save_without_the_rank_that_served_the_store(
 
 @pytest.mark.slow
 def test_the_part_of_the_first_rank_counts_where_it_came_before_its_death(gang: Gang, folder: Path) -> None:
-    """Its manifest is there: the others complete that checkpoint, and vote no second time."""
-    said = noticed(gang, 3, "ddp", folder, [fate(0, MANIFEST, after=True)])
+    """Its manifest is there, and the others have the decision: they complete that checkpoint, and vote no second time."""
+    with signs(folder) as sign:
+        held = [sign(f"held-{rank}") for rank in range(3)]
+
+        def die() -> None:
+            until(lambda: all(each.exists() for each in held))
+            gang.end([0])
+            for each in held:
+                each.unlink()
+
+        fates = [fate(0, MANIFEST, after=True, sign=held[0])]
+        fates += [fate(rank, OBJECT, sign=held[rank]) for rank in (1, 2)]
+        said = noticed(gang, 3, "ddp", folder, fates, window=5 * WINDOW, meanwhile=die)
     assert [(each["last"], each["level"]) for each in said.values()] == [(4, "full")] * 2, gang.errors()
     assert restores(gang, 3, "ddp", folder / "store", optimizers=2) == 4
 
