@@ -28,6 +28,7 @@ from spotguard.providers.stores.base import BlobStore
 from tests.fakes.called import CalledStore, Request
 from tests.fakes.clock import Quick
 from tests.fakes.store import FakeStore
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -173,7 +174,7 @@ ALONE: list[tuple[Kind, Weights | None]] = [
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["own", "frozen"])
-@pytest.mark.parametrize("error", [UnavailableError, ThrottledError])
+@pytest.mark.parametrize("error", few_fast([UnavailableError, ThrottledError]))
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize(("kind", "weights"), ALONE)
 def test_an_outage_at_any_request_of_a_single_process_is_made_good(
@@ -207,7 +208,7 @@ def ranks(world: int, kind: Kind, weights: Weights, when: Literal["before", "beh
 
 
 @pytest.mark.parametrize("when", ["before", "behind"])
-@pytest.mark.parametrize(("kind", "weights"), TOGETHER)
+@pytest.mark.parametrize(("kind", "weights"), few_fast(TOGETHER, 2))
 def test_an_outage_that_one_of_two_ranks_hears_leaves_no_false_commit(
     kind: Kind, weights: Weights, when: Literal["before", "behind"]
 ) -> None:

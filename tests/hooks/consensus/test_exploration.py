@@ -121,11 +121,12 @@ LARGE = {
 }
 
 
-#: Three seconds each. Their kinds of calls, and who may be out of time, are in scenes that are shorter.
+#: Two seconds each and more. Their kinds of calls, and who may be out of time, are in scenes that are shorter.
 LONG = {
     "a stall that one machine sees again, while another's stands",
     "a stall that two machines see, out of time",
     "one of three out of time",
+    "a withdrawal comes by either store",
 }
 
 

@@ -238,7 +238,7 @@ def test_another_librarys_handler_does_not_raise_in_the_middle_of_a_save() -> No
 # --- a terminal's signals under `spotguard run` ---
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", few_fast([signal.SIGINT, signal.SIGHUP]))
 @pytest.mark.parametrize("fails", [False, True], ids=["trains", "fails"])
 def test_a_signal_of_the_terminal_is_told_to_the_agent_and_saved(
     folder: Path, signum: signal.Signals, fails: bool
@@ -367,7 +367,7 @@ BESIDE_TRAINING = {
 }
 
 
-@pytest.mark.parametrize("where", BESIDE_TRAINING)
+@pytest.mark.parametrize("where", few_fast(BESIDE_TRAINING, 2))
 def test_a_ctrl_c_beside_training_is_pythons_own(folder: Path, where: str) -> None:
     before, _, _ = TRAINING.partition("guard.restore()")
     prompt = "sys.ps1 = '>>> '\n" if where == "python -i" else ""

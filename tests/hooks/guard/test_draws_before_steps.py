@@ -18,6 +18,7 @@ from spotguard.providers.errors import CheckpointError, StateError
 from tests.fakes.passes import WIDTH, Loop, Rows, Script, said, unequal
 from tests.fakes.store import FakeStore
 from tests.fakes.training import seed
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -147,7 +148,7 @@ def begins_its_pass_in_the_loop(loop: Loop) -> None:
         loop.learn(rows + _draw())
 
 
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("twice", few_fast([True, False]))
 @pytest.mark.parametrize(
     "script",
     [

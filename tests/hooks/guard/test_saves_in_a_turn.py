@@ -29,6 +29,7 @@ from tests.fakes.training import (  # noqa: E402
     trajectory,
 )
 from tests.fakes.two_guards import on_all, two_guards  # noqa: E402
+from tests.tiers import few_fast  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -188,7 +189,7 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", few_fast(CALLS, 3))
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_resumed_from_a_save_is_the_uninterrupted_one(
     place: str, call: Callable[[Save], object], caplog: pytest.LogCaptureFixture

@@ -18,6 +18,7 @@ from spotguard.hooks.checkpoint.catalog import find_whole
 from spotguard.hooks.state.misuse.unregistered import parameter_names
 from tests.fakes.training import Job, guarded, seed, step_on
 from tests.fakes.watched_store import WatchedStore
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -118,7 +119,7 @@ def job_of(wrap: Callable[[nn.Module], nn.Module], average: Callable[[nn.Module]
 
 
 @pytest.mark.parametrize("later", WRAPPERS)
-@pytest.mark.parametrize("earlier", ["plain", "checkpointed-in-compiled"])
+@pytest.mark.parametrize("earlier", few_fast(["checkpointed-in-compiled", "plain"]))
 def test_a_wrapper_may_come_and_go_between_two_lives(
     earlier: str, later: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from spotguard.hooks.state.parts.optimizers import gradients
 from spotguard.testing import preempt
 from tests.fakes.training import Job, finished, guarded, seed, step_on, trajectory
 from tests.fakes.watched_store import WatchedStore
+from tests.tiers import few_fast
 
 pytestmark = pytest.mark.torch
 
@@ -198,7 +199,7 @@ def by_hand() -> Job:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("cut", few_fast([3, 1, 5]))
 @pytest.mark.parametrize("instant", ["boundary", "backward"])
 def test_a_parameter_that_no_batch_uses_is_stepped_as_in_an_uninterrupted_run(
     shape: str, cut: int, instant: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -209,7 +210,7 @@ def test_a_parameter_that_no_batch_uses_is_stepped_as_in_an_uninterrupted_run(
 
 
 @pytest.mark.parametrize("shape", WIDE)
-@pytest.mark.parametrize("cut", [3, 5])
+@pytest.mark.parametrize("cut", few_fast([3, 5]))
 def test_a_change_of_one_parameter_among_many_comes_back(
     shape: str, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
