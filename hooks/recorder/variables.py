@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, dataloader
 
-from ..state.inventory.objects import attributes, is_array
+from ..state.inventory.objects import attributes, is_array, outer_variables
 from . import checksums, startup
 from .state import RegisteredObjects, is_value, named_tensors, of_optimizer
 
@@ -333,11 +333,7 @@ class VariableCensus:
     def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if not self._code.is_users(function.__code__.co_filename):
             return
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                yield f"{path}'s {name}", cell.cell_contents
-            except ValueError:  # not bound yet
-                continue
+        yield from ((f"{path}'s {name}", value) for name, value in outer_variables(function).items())
         fields = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
         if fields:
             self._helper(path, function, fields)

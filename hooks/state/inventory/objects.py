@@ -25,6 +25,7 @@ from ...checkpoint.format.values.placeholders import SavedObject
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
 #: Kinds of numpy's, by their names in `numpy.random`.
 _NUMPYS = ("Generator", "BitGenerator", "RandomState", "SeedSequence")
+_UNBOUND = types.CellType()
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple, set, frozenset, deque})
 
 
@@ -71,6 +72,12 @@ def attributes(value: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in own if hasattr(value, name)} | getattr(
         value, "__dict__", {}
     )
+
+
+def outer_variables(function: types.FunctionType) -> dict[str, Any]:
+    """Return the values of a function's outer variables, by name; none of what is not bound yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells if cell != _UNBOUND}
 
 
 def is_array(value: object, *, scalars: bool = False) -> bool:

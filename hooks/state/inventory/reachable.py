@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ..memory_access import unreadable
 from ..sharding.dtensor import local
 from .inner_tensors import inner
+from .objects import outer_variables
 from .walk import ATOMS, reach
 
 log = logging.getLogger("spotguard")
@@ -214,9 +215,7 @@ def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
         for number, value in enumerate([*base.__iter__(owner)]):
             yield f"[{number}]", value
     elif kind is types.FunctionType:
-        for key, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=False):
-            for value in gc.get_referents(cell):
-                yield f"({key})", value
+        yield from ((f"({key})", value) for key, value in outer_variables(owner).items())
         for values in (owner.__defaults__, owner.__kwdefaults__, owner.__dict__):
             yield "(…)", values
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
-from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from ..inventory.objects import attributes
+from ..inventory.objects import attributes, outer_variables
 from ..inventory.walk import reach
 from ..parts.module_entries import name_of
 
@@ -125,9 +125,6 @@ _OPAQUE = (
 )
 
 
-_EMPTY = CellType()
-
-
 def _inside(value: object) -> Iterator[tuple[str, Any]]:
     held: Any = ()
     if isinstance(value, dict | list | tuple):
@@ -136,7 +133,7 @@ def _inside(value: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, MethodType) and isinstance(value.__self__, LRScheduler):
         held = (value.__self__,)
     elif isinstance(value, FunctionType):
-        held = (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY)
+        held = outer_variables(value).values()
     elif isinstance(value, functools.partial):
         held = (value.func, *value.args, *value.keywords.values())
     elif not isinstance(value, _OPAQUE):

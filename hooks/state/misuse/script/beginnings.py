@@ -13,6 +13,7 @@ from typing import Any
 
 from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import source_file
+from ...inventory.objects import outer_variables
 from .assignments import (
     FORMING,
     assigned,
@@ -205,6 +206,22 @@ def _source_of(file: str) -> _Source:
     return _Source(ast.walk(source_file(file)))
 
 
+@functools.lru_cache(maxsize=64)
+def _source_around(file: str, line: int) -> _Source:
+    """Return the source of the functions around the one that begins in a line, whose outer variables are theirs."""
+    defined = [
+        each
+        for each in ast.walk(source_file(file))
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    around = [each for each in defined if each.lineno < line <= (each.end_lineno or 0)]
+    source = _Source(each for outer in around[:1] for each in ast.walk(outer))
+    source.doubts |= {
+        each.arg for outer in around for each in ast.walk(outer.args) if isinstance(each, ast.arg)
+    }
+    return source
+
+
 class Beginnings:
     """The values that a function, and the files around it, give to words.
 
@@ -228,13 +245,27 @@ class Beginnings:
 
     def _around(self, word: str) -> list[_Source]:
         """Return where a word may be set."""
+        if (function := self._function_with(word)) is not None:
+            return [_source_around(function.__code__.co_filename, function.__code__.co_firstlineno)]
         if base_of(word):
             return self._files
         return [each for each in self._files if word in each.shared] or [self._own]
 
+    def _function_with(self, word: str) -> FunctionType | None:
+        """Return the function whose outer variable a word is, as `tick.count`; None if it is another word."""
+        held = (
+            self._names.value(expression(base_of(word)))
+            if self._names is not None and base_of(word)
+            else None
+        )
+        return held if type(held) is FunctionType and last_of(word) in outer_variables(held) else None
+
+    def _key(self, word: str) -> str:
+        return key_of(word) if self._function_with(word) is None else last_of(word)
+
     def values(self, word: str) -> list[ast.expr]:
         """Return what a word is set to, without what changes it by what it was."""
-        return [value for each in self._around(word) for value in each.sets.get(key_of(word), ())]
+        return [value for each in self._around(word) for value in each.sets.get(self._key(word), ())]
 
     def changes_itself(self, word: str) -> bool:
         """Return whether a statement changes a word, or an attribute of that name of any object, by what it was."""
@@ -242,17 +273,16 @@ class Beginnings:
 
     def is_doubted(self, word: str) -> bool:
         """Return whether a word may have a value that the source does not name."""
-        known = {word, key_of(word), _ALL}
-        if key_of(word).startswith("."):
+        known = {word, self._key(word), _ALL}
+        if self._key(word).startswith("."):
             base = base_of(word)
             held = self._names.value(expression(base)) if self._names is not None else None
             known |= {_OF + last_of(base), *(_OF + each.__name__ for each in type(held).__mro__)}
             is_made = issubclass(type(held), _OPTIONS) or hasattr(type(held), "__dataclass_fields__")
             if is_made and any(map(self._is_registered, self._unpacked())):
                 return True
-        if any(word in each.given for each in (self._own, *self._files)):
-            return True
-        return any(not known.isdisjoint(each.doubts) for each in (*self._around(word), self._own))
+        around = (*self._around(word), self._own)
+        return any(word in each.given or not known.isdisjoint(each.doubts) for each in around)
 
     def _unpacked(self) -> Iterator[str]:
         values = (value for each in (self._own, *self._files) for value in each.unpacked)
@@ -268,6 +298,8 @@ class Beginnings:
 
     def grows(self, word: str) -> int:
         """Return how often statements change a word by what it was."""
+        if self._function_with(word) is not None:
+            return sum(each.grown[last_of(word)] for each in self._around(word))
         return sum(each.grown[word] for each in ([self._own] if base_of(word) else self._around(word)))
 
     def are_fresh(self, word: str, depth: int = 3, besides: Iterable[ast.expr] = ()) -> bool:

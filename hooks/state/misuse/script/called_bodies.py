@@ -6,7 +6,7 @@ import ast
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from ...inventory.attribute_words import last_name, source_of
@@ -20,6 +20,8 @@ _MOST = 100
 _TOGETHER = 4
 #: The most items of a list, a tuple or a dict, each of which has methods that a loop over them calls.
 _ITEMS = 16
+#: What a function cannot change in place.
+_WITHOUT_PARTS = (int, float, str, bytes, type, FunctionType, MethodType, ModuleType)
 #: Stands between a method that is called by `super()` and the class that calls it.
 _BEHIND = "__behind_"
 
@@ -53,20 +55,31 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
         for target, values in gone_over(node):
             items.setdefault(target, []).extend(_items(values, names))
         for base, name, word in _asked(node, items, names):
-            # An object of several words is read with the first: others of one that has itself would have no end.
-            key = (id(names.value(expression(base))) if base else 0, name)
-            function = _function(base, name, names) if key not in seen or seen[key] else None
+            function = _function(base, name, names)
             if function is None or not _is_of_the_script(function.__code__.co_filename, file):
                 continue
             given = [*_given(function, node, bool(base))]
+            objects = {each: value for each, value in given if _has_parts(names.value(value))}
+            # An object of several words is read with the first: others of one that has itself would have no end.
+            held = [names.value(each) for each in (*([expression(base)] if base else ()), *objects.values())]
+            key = (function.__code__, *objects, *map(id, held))
+            if key in seen and seen[key] is None:
+                continue
+            links = []
             for parameter, value in given:
+                parameter = _word(function, parameter)
                 names.bind_name(parameter, value)
-            links = [ast.copy_location(ast.Assign([expression(each)], value), value) for each, value in given]
+                link = ast.copy_location(ast.Assign([expression(parameter)], value), value)
+                vars(link)["call"] = node  # for `TurnBlocks`: it stands where the call does
+                links.append(link)
             if (known := seen.get(key)) is not None:
                 known.statements[:0] = links
                 continue
+            words = {each: object_of(value) for each, value in objects.items()}
             try:
-                body = seen[key] = _read(function, base, word, links)
+                body = seen[key] = _read(
+                    function, base, word, links, words | _outer(function, base, name, names)
+                )
             except RecursionError:  # a sum of a thousand terms
                 seen[key] = None
                 continue
@@ -122,7 +135,7 @@ def _asked(
         for each in items.get(word) or [word]:
             if type(method := names.value(expression(each))) is MethodType:
                 yield f"{each}.__self__", method.__name__, word
-            elif isinstance(called, ast.Name):
+            elif isinstance(called, ast.Name) or type(method) is FunctionType:
                 yield "", each, word
             yield each, "__call__", word
 
@@ -160,16 +173,25 @@ def _is_of_the_script(file: str, script: str) -> bool:
 
 
 def _given(function: FunctionType, call: Any, bound: bool) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the word of each parameter that a call gives a value, and the value."""
+    """Yield each parameter that a call gives a value, and the value."""
     code = function.__code__
     positional = [each for each in getattr(call, "args", ()) if not isinstance(each, ast.Starred)]
-    yield from (
-        (_word(function, name), value)
-        for name, value in zip(code.co_varnames[bound : code.co_argcount], positional, strict=False)
-    )
+    yield from (pair for pair in zip(code.co_varnames[bound : code.co_argcount], positional, strict=False))
     for each in getattr(call, "keywords", ()):
         if each.arg in code.co_varnames:
-            yield _word(function, each.arg), each.value
+            yield each.arg, each.value
+
+
+def _has_parts(value: Any) -> bool:
+    """Return whether a function that is given a value may change it in place, and a caller's word for it tells so."""
+    return value is not None and not isinstance(value, _WITHOUT_PARTS)
+
+
+def _outer(function: FunctionType, base: str, name: str, names: RegisteredNames) -> dict[str, str]:
+    """Return the words of the outer variables of a function that another call has made, as `tick.count` for `count` of `tick`."""
+    known, code = not base and names.value(expression(name)) is function, function.__code__
+    outer = (each for each in code.co_freevars if not names.has_variable_of(code, each))
+    return {each: f"{name}.{each}" if known else _word(function, each) for each in outer}
 
 
 def _word(function: FunctionType, name: str) -> str:
@@ -177,10 +199,16 @@ def _word(function: FunctionType, name: str) -> str:
     return f"_{function.__code__.co_name}_{name}".replace("<", "").replace(">", "")
 
 
-def _read(function: FunctionType, base: str, word: str, links: Iterable[ast.stmt]) -> CalledBody:
-    """Return a function's statements with the loop's words."""
+def _read(
+    function: FunctionType, base: str, word: str, links: Iterable[ast.stmt], words: Mapping[str, str]
+) -> CalledBody:
+    """Return a function's statements with the loop's words, also for what it is given and does not set to another value."""
     me, statements = source_of(function)
-    reading = _Reading(function, {me: base} if base else {}, word)
+    inside = (each for statement in statements for each in ast.walk(statement) if isinstance(each, ast.Name))
+    rebound = {each.id for each in inside if not isinstance(each.ctx, ast.Load)}
+    own = {*function.__code__.co_varnames} & rebound
+    words = {name: each for name, each in words.items() if name not in own}
+    reading = _Reading(function, words | ({me: base} if base else {}), word, base)
     module = reading.visit(ast.Module(statements, []))
     return CalledBody(word, function.__code__.co_filename, [*links, *module.body])
 
@@ -190,15 +218,16 @@ class _Reading(ast.NodeTransformer):
 
     Args:
         function: the function.
-        words: the words of its parameters.
+        words: the words of its parameters and outer variables.
         returned: the word of what it returns.
+        base: the word of its object; "" if it has none.
     """
 
-    def __init__(self, function: FunctionType, words: Mapping[str, str], returned: str) -> None:
+    def __init__(self, function: FunctionType, words: Mapping[str, str], returned: str, base: str) -> None:
         code = function.__code__
         own = {*code.co_varnames, *code.co_cellvars}
         self._words = {name: _word(function, name) for name in own} | {**words}
-        self._object = next(iter(words.values()), "")
+        self._object = base
         self._class = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
         self._returned, self._first = returned, code.co_firstlineno
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
-from .assignments import edges, expression, set_anew, words_in
+from .assignments import edges, expression, set_anew, word_of, words_in
 from .registered_names import RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
 
@@ -35,9 +35,53 @@ class Dependence:
         self._inside, self._names, self._values, self._turn = inside, names, values, turn
         self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
         self._follows: dict[str, int] = {}
+        sets, reads = dict[str, list[Any]](), dict[str, list[Any]]()
+        tested = {id(each) for node in inside if isinstance(node, ast.While) for each in ast.walk(node.test)}
+        for node in inside:
+            for word, _ in set_anew(node):
+                sets.setdefault(word, []).append(node)
+            if isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in tested:
+                reads.setdefault(word_of(node), []).append(node)
+        #: The words that each turn reads before it sets them to other values, with the statements that do so.
+        self._set_behind = {
+            word: statements
+            for word, statements in sets.items()
+            if any(self._is_before(each, statements) for each in reads.get(word, ()))
+        }
+        #: The words that a turn reads as an earlier turn has set them, with the statements that do so: these, and what only turns of
+        #: some numbers set.
+        self.left = self._set_behind | {
+            word: statements
+            for word, statements in self._set_by_number().items()
+            if statements == sets[word]
+            and any(self._is_before(statements[-1], [each]) for each in reads.get(word, ()))
+        }
+        #: The word that is followed, and the statements behind which it is another value.
+        self._followed: tuple[str, list[Any]] = "", []
+
+    def _set_by_number(self) -> dict[str, list[Any]]:
+        """Return the words that turns of some numbers set, as each tenth one does, with the statements."""
+        found = dict[str, list[Any]]()
+        for node in self._inside:
+            by_number = isinstance(node, ast.If) and any(
+                isinstance(each, ast.Mod) for each in ast.walk(node.test)
+            )
+            if by_number and not self._turn.is_around_boundary(node):
+                for each in nodes(node.body):
+                    for word, _ in set_anew(each):
+                        found.setdefault(word, []).append(each)
+        return found
+
+    def _is_before(self, node: Any, statements: list[Any]) -> bool:
+        """Return whether a statement or an expression stands before all of these, in the loop or the body that each of them is in."""
+        return all(
+            self._turn.body_of(node) is self._turn.body_of(each) and node.lineno < each.lineno
+            for each in statements
+        )
 
     def on(self, word: str) -> bool:
         """Return whether training surely depends on a word."""
+        self._followed = word, self._set_behind.get(word, [])
         conditions = [each for each in self._inside if isinstance(each, ast.If)]
         if any(self._turn.is_around_boundary(each) and word in words_in(each.test) for each in conditions):
             return False  # a count of micro-batches, which is 0 again at the boundary that it decides
@@ -51,6 +95,7 @@ class Dependence:
             word: the word.
             names_it: whether only a call counts that is given what follows from the word, as the step in a file's name.
         """
+        self._followed = word, []
         self._follow(word)
         for node in self._inside:
             if not isinstance(node, ast.If) or self._turn.is_around_boundary(node):
@@ -73,6 +118,11 @@ class Dependence:
             if copy is not None and any(map(self._owner, words_in(value))) and not self._owner(word):
                 yield copy, word
 
+    def _reads(self, node: Any, word: str) -> bool:
+        """Return whether a word has the value there that is followed."""
+        followed, statements = self._followed
+        return word != followed or self._is_before(node, statements)
+
     def _follow(self, word: str) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""
         self._follows = {word: 0}
@@ -90,7 +140,7 @@ class Dependence:
 
     def _meets(self, node: Any, words: set[str]) -> bool:
         """Return whether one of the words follows from the value, where a statement or a call stands."""
-        lines = [self._follows[each] for each in words if each in self._follows]
+        lines = [self._follows[each] for each in words if each in self._follows and self._reads(node, each)]
         return bool(lines) and (not self._turn.is_in_loop(node) or node.lineno >= min(lines))
 
     def _owner(self, word: str) -> str:
@@ -99,7 +149,9 @@ class Dependence:
     def _depends(self, node: Any) -> bool:
         """Return whether a statement or an expression of training depends on what follows from the word."""
         if isinstance(node, ast.While):
-            return self._turn.is_around_boundary(node) and self._meets(node, words_in(node.test))
+            # How long a loop goes on is for what it counts to tell: a first loss is one that goes on, as any other.
+            ends = self._turn.is_around_boundary(node) and not self._followed[1]
+            return ends and self._meets(node, words_in(node.test))
         if isinstance(node, ast.If):
             if self._turn.is_around_boundary(node) or not self._meets(node, words_in(node.test)):
                 return False

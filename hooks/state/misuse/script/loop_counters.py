@@ -174,7 +174,7 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         for word in (*changed_by_itself(node), *_updated(node, names)):
             counts.setdefault(word, []).append(node)
     best = kept_as_best(inside)
-    if not (counts or best) or len(inside) > _MOST:
+    if len(inside) > _MOST:
         return
     for node in inside:
         names.bind(node)
@@ -183,26 +183,34 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         nodes(scope), parameters_of(code), files_beside(code.co_filename) | {*files.values()}, names
     )
     depends = Dependence(inside, names, values, turn)
+    left = {word: each for word, each in depends.left.items() if word not in (*counts, *best)}
     over = {name: object_of(held) for node in inside for name, held in gone_over(node)}
     looped = {*map(id, inside)}
     before = [each for each in nodes(scope) if id(each) not in looped]
     outside = {word_called(each) for each in before}
     given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
-    for word in sorted({*counts, *best}, key=lambda word: ((counts.get(word) or best[word])[0].lineno, word)):
+    changed = left | best | counts
+    for word in sorted(changed, key=lambda word: (changed[word][0].lineno, word)):
         known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
-        changes = [each for each in counts.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
+        changes = [
+            each for each in (*counts.get(word, ()), *left.get(word, ())) if not turn.is_item_of_a_loop(each)
+        ] + kept
         if issubclass(type(value), dict):
             changes = [each for each in changes if not turn.fills_a_gap(each, word)]
         if not changes:
             continue
-        begins = begun.are_fresh(word, besides=[each.value for each in kept])
+        begins = begun.are_fresh(word, besides=[each.value for each in (*kept, *left.get(word, ()))])
         if is_iterator(value):  # the script may have wound it
             begins = begun.go_from_the_first(word) and word not in given
-        if not begins or begun.grows(word) > len(changes) or turn.begins_anew(word, changes):
+        if (
+            not begins
+            or begun.grows(word) > len(changes)
+            or (word not in left and turn.begins_anew(word, changes))
+        ):
             continue
         if word in replayed or any(
             (called := turn.caller_of(each)) and called in outside for each in changes
@@ -212,9 +220,15 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         def place(node: Any) -> str:
             return f"{os.path.basename(files.get(id(node), code.co_filename))}:{node.lineno}"
 
-        is_count = not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
+        is_count = (
+            word in counts and not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
+        )
         what, held = _TRAINING if depends.on(word) else "", ""
-        if not what and (copy := next(depends.kept_by(word, names_it=is_count), None)) is not None:
+        if (
+            not what
+            and word not in left
+            and (copy := next(depends.kept_by(word, names_it=is_count), None)) is not None
+        ):
             call, held = copy
             # A name that a body gives itself is another one there.
             name = ast.unparse(call.func) if not word_of(call.func).startswith("_") else last_name(call.func)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ...inventory.attribute_words import last_name
 from ...inventory.call_stack import variables_of
+from ...inventory.objects import outer_variables
 from ...inventory.reachable import MACHINERY, attributes_of, children_of, dict_of
 from ...inventory.walk import reach
 
@@ -38,7 +39,7 @@ class RegisteredNames:
     """
 
     def __init__(self, frame: FrameType, values: Mapping[str, Any]) -> None:
-        self._variables = variables_of(frame)
+        self._variables, self._code = variables_of(frame), frame.f_code
         self._registered = {id(each): name for name, each in values.items()}
         for name, value in values.items():  # and what they hold, but nothing of what has a name of its own
             if not isinstance(value, _WHOLE):
@@ -88,6 +89,18 @@ class RegisteredNames:
         held = self.value(function.value) if isinstance(function, ast.Attribute) else None
         return type(held).__module__.startswith("spotguard.")
 
+    def has_variable_of(self, code: CodeType, name: str) -> bool:
+        """Return whether an outer variable of another function is this one's: then this one, or one in it, defines that."""
+        if name not in (*self._code.co_cellvars, *self._code.co_freevars):
+            return False
+        waiting = [self._code]
+        while waiting:
+            inner = [each for each in waiting.pop().co_consts if isinstance(each, CodeType)]
+            if any(each is code for each in inner):
+                return True
+            waiting += inner
+        return False
+
     def _owner_of_items(self, values: ast.expr) -> str:
         """Return the registered name of the value that a loop goes over; of several the first."""
         if isinstance(values, ast.Call):
@@ -105,7 +118,10 @@ class RegisteredNames:
             held = self.value(node.value)
             if type(held) is MethodType and node.attr == "__self__":
                 return held.__self__
-            return attributes_of(held).get(node.attr)
+            if isinstance(held, type):
+                return next((vars(each)[node.attr] for each in held.__mro__ if node.attr in vars(each)), None)
+            outer = outer_variables(held) if type(held) is FunctionType else {}
+            return (outer | attributes_of(held)).get(node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.Name)):
             key: Any = node.slice.value if isinstance(node.slice, ast.Constant) else self.value(node.slice)
             held = self.value(node.value)

@@ -54,7 +54,8 @@ class TurnBlocks:
                     if isinstance(block, list):
                         self._blocks |= {id(statement): (each, block) for statement in block}
         for body in bodies:
-            self._body_of |= {id(each): body for each in nodes(body.statements)}
+            # What a call gives stands where the call does, and also in what is called.
+            self._body_of = {id(each): body for each in nodes(body.statements)} | self._body_of
         #: By the id of an expression, the innermost statement that it is in.
         self._statement_of: dict[int, ast.stmt] = {}
         for statement in [each for _, block in self._blocks.values() for each in block]:
@@ -95,9 +96,14 @@ class TurnBlocks:
                     seen.add(word)
                     waiting.append(self._bodies[word])
 
+    def body_of(self, node: ast.AST) -> CalledBody | None:
+        """Return the body that a statement or an expression is in; None if it stands in the loop itself."""
+        node = vars(node).get("call", node)
+        return None if self.is_in_loop(node) else self._body_of.get(id(node))
+
     def caller_of(self, statement: ast.AST) -> str:
         """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
-        body = self._body_of.get(id(statement))
+        body = self.body_of(statement)
         return body.word if body is not None else ""
 
     def is_item_of_a_loop(self, change: Any) -> bool:

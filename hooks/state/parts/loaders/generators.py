@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...inventory.objects import attributes, generator_state, is_generator, set_generator
+from ...inventory.objects import (
+    attributes,
+    generator_state,
+    is_generator,
+    outer_variables,
+    set_generator,
+)
 from ...inventory.walk import reach
 
 #: Limits of the search: attributes and items on a path, objects in all, items of one container. A longer one holds data.
@@ -100,11 +106,7 @@ def _children(owner: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
         yield "", getattr(owner, "__func__", None)
     elif isinstance(owner, types.FunctionType):
         yield from _of_function(owner)
-        for name, cell in zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=False):
-            try:
-                yield f"({name})", cell.cell_contents
-            except ValueError:  # the cell is empty yet
-                continue
+        yield from ((f"({name})", value) for name, value in outer_variables(owner).items())
         yield "(defaults)", owner.__defaults__ or ()
     else:
         # An iterator that runs has the generators of its samplers, which are found there.

@@ -1,0 +1,370 @@
+"""Values that a turn reads as an earlier one left them, wherever they are kept: named where training depends on them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from spotguard.hooks.guard import Guard
+from tests.fakes.loops import said
+from tests.fakes.training import guarded, seed
+from tests.fakes.watched_store import WatchedStore
+
+pytestmark = pytest.mark.torch
+
+
+class Training:
+    """The values that the loops below train."""
+
+    def __init__(self) -> None:
+        seed()
+        self.model = nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.kept: dict[str, Any] = {"scores": torch.zeros(3, 2), "moves": 0}
+        self.values = {"model": self.model, "optimizer": self.optimizer, "kept": self.kept}
+
+    def output(self) -> torch.Tensor:
+        return self.model(torch.randn(3, 4))  # type: ignore[no-any-return]
+
+    def learn(self, loss: Any) -> float:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+
+Script = Callable[[Training, Guard], None]
+
+
+def lines(script: Script, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is said in a run of a script, from its first step on."""
+    training = Training()
+    with guarded(WatchedStore(), training.values) as guard:
+        guard.restore()
+        script(training, guard)
+    return said(caplog)
+
+
+def compares_with_the_turn_before(training: Training, guard: Guard) -> None:
+    previous = torch.zeros(3, 2)
+    for _ in guard.steps(3):
+        output = training.output()
+        training.learn(output.square().mean() + (output - previous).square().mean())
+        previous = output.detach()
+
+
+def moves_the_rate_by_the_last_loss(training: Training, guard: Guard) -> None:
+    last = float("inf")
+    for _ in guard.steps(3):
+        loss = training.learn(training.output().square().mean())
+        for group in training.optimizer.param_groups:
+            group["lr"] *= 1.05 if loss < last else 0.7
+        last = loss
+
+
+def goes_on_under_another_name(training: Training, guard: Guard) -> None:
+    strength = 1.0
+    for _ in guard.steps(3):
+        weaker = strength * 0.9
+        training.learn(training.output().square().mean() * weaker)
+        strength = weaker
+
+
+def unpacks_what_it_carries(training: Training, guard: Guard) -> None:
+    carry = (torch.zeros(3, 2), torch.zeros(()))
+    for _ in guard.steps(3):
+        state, scale = carry
+        state = training.output() + state
+        training.learn(state.square().mean() * (1 + scale))
+        carry = (state.detach(), scale + 0.1)
+
+
+def makes_a_mask_now_and_then(training: Training, guard: Guard) -> None:
+    mask = torch.ones(2)
+    for step in guard.steps(3):
+        if step % 2 == 0:
+            mask = torch.rand(2)
+        training.learn((training.output() * mask).square().mean())
+
+
+def syncs_by_the_distance(training: Training, guard: Guard) -> None:
+    synced, aim = 0, torch.zeros(3, 2)
+    for step in guard.steps(3):
+        training.learn((training.output() - aim).square().mean())
+        if step - synced >= 2:
+            aim = training.output().detach()
+            synced = step
+
+
+class Smoothing:
+    """A loss that keeps the output of the turn before."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.smoothed: torch.Tensor | None = None
+
+    def turn(self) -> None:
+        output = self.training.output()
+        loss = output.square().mean()
+        if self.smoothed is not None:
+            loss = loss + (output - self.smoothed).square().mean()
+        self.training.learn(loss)
+        self.smoothed = output.detach()
+
+
+def keeps_it_in_an_attribute(training: Training, guard: Guard) -> None:
+    smoothing = Smoothing(training)
+    for _ in guard.steps(3):
+        smoothing.turn()
+
+
+class Meter:
+    """A count and a sum."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+
+
+def begin(meter: Meter) -> None:
+    meter.count, meter.total = 0, 0.0
+
+
+def add(meter: Meter, loss: float) -> None:
+    meter.count += 1
+    meter.total += loss
+
+
+def gives_an_object_to_a_function(training: Training, guard: Guard) -> None:
+    losses = Meter()
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        add(losses, float(loss.detach()))
+        training.learn(loss / losses.count)
+
+
+class Decay:
+    """A callback that changes what all callbacks are given."""
+
+    def after(self, context: argparse.Namespace) -> None:
+        context.weight *= 0.9
+
+
+def gives_a_context_to_callbacks(training: Training, guard: Guard) -> None:
+    context, callbacks = argparse.Namespace(weight=1.0), [Decay()]
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean() * context.weight)
+        for callback in callbacks:
+            callback.after(context)
+
+
+def scheduler(training: Training, base: float) -> Callable[[], None]:
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        training.rate(base / (1 + 0.1 * ticks))
+
+    return tick
+
+
+def counts_in_a_closure(training: Training, guard: Guard) -> None:
+    tick = scheduler(training, 0.1)
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean())
+        tick()
+
+
+class Holder:
+    """A closure in an attribute."""
+
+    def __init__(self, training: Training) -> None:
+        self.tick = scheduler(training, 0.1)
+
+
+def counts_in_a_closure_of_an_object(training: Training, guard: Guard) -> None:
+    holder = Holder(training)
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean())
+        holder.tick()
+
+
+class Options:
+    """Values of a run, in the class itself."""
+
+    temperature = 1.0
+
+
+def changes_an_attribute_of_a_class(training: Training, guard: Guard) -> None:
+    for _ in guard.steps(3):
+        Options.temperature = max(0.1, Options.temperature * 0.9)
+        training.learn(training.output().square().mean() / Options.temperature)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        (compares_with_the_turn_before, "previous"),
+        (moves_the_rate_by_the_last_loss, "last"),
+        (goes_on_under_another_name, "strength"),
+        (unpacks_what_it_carries, "carry"),
+        (makes_a_mask_now_and_then, "mask"),
+        (syncs_by_the_distance, "aim, synced"),
+        (keeps_it_in_an_attribute, "smoothing.smoothed"),
+        (gives_an_object_to_a_function, "losses.count"),
+        (gives_a_context_to_callbacks, "context.weight"),
+        (counts_in_a_closure, "tick.ticks"),
+        (counts_in_a_closure_of_an_object, "holder.tick.ticks"),
+        (changes_an_attribute_of_a_class, "Options.temperature"),
+    ],
+)
+def test_value_of_an_earlier_turn_that_training_depends_on_is_named(
+    script: Script, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = lines(script, caplog)
+    assert line.startswith(f"{word} (test_earlier_turns.py:")
+    assert "begins anew in a resumed run, and training depends on it; keep " in line
+    assert line.endswith("[SG425]")
+
+
+def keeps_it_registered(training: Training, guard: Guard) -> None:
+    kept = training.kept
+    for _ in guard.steps(3):
+        output = training.output()
+        training.learn(output.square().mean() + (output - kept["scores"]).square().mean())
+        kept["scores"] = output.detach()
+
+
+def shows_the_last_loss(training: Training, guard: Guard) -> None:
+    shown, norm, begun = 0.0, 0.0, time.monotonic()
+    for step in guard.steps(3):
+        if norm > 10:
+            print(f"step {step}: {norm}")
+        print(shown, time.monotonic() - begun)
+        begun = time.monotonic()
+        shown = training.learn(training.output().square().mean())
+        norm = float(nn.utils.clip_grad_norm_(training.model.parameters(), 1.0))
+
+
+def shows_it_and_learns_by_the_next(training: Training, guard: Guard) -> None:
+    error: Any = 0.0
+    for _ in guard.steps(3):
+        print(float(error))
+        error = training.output().square().mean().detach()
+        training.learn(training.output().square().mean() * error)
+
+
+def sets_it_in_both_branches(training: Training, guard: Guard) -> None:
+    phase = 0
+    for step in guard.steps(3):
+        if step % 2 == 0:
+            phase = 1
+        else:
+            phase = 2
+        training.learn(training.output().square().mean() * phase)
+
+
+def goes_on_until_it_is_small(training: Training, guard: Guard) -> None:
+    residual, number = float("inf"), guard.restore()
+    while number < 3 and residual > 1e-9:
+        residual = training.learn(training.output().square().mean())
+        number += 1
+        guard.step()
+
+
+def evaluates_now_and_then(training: Training, guard: Guard) -> None:
+    score = 0.0
+    for step in guard.steps(3):
+        if step % 2 == 0:
+            score = float(training.output().detach().mean())
+        training.learn(training.output().square().mean())
+        print(step, score)
+
+
+def begins_what_it_gives_to_functions(training: Training, guard: Guard) -> None:
+    first, second = Meter(), Meter()
+    for _ in guard.steps(3):
+        begin(first)
+        begin(second)
+        for _ in range(2):
+            loss = training.output().square().mean()
+            add(first, float(loss.detach()))
+            add(second, 2 * float(loss.detach()))
+            training.learn(loss * (1 + second.total / second.count))
+        print(first.total / first.count)
+
+
+def counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def shows_what_a_closure_counts(training: Training, guard: Guard) -> None:
+    count = counter()
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean())
+        print(count())
+
+
+def follows_the_step_in_a_closure(training: Training, guard: Guard) -> None:
+    reached = 0
+
+    def follow(step: int) -> None:
+        nonlocal reached
+        reached = step
+        training.rate(0.1 / (1 + reached))
+
+    for step in guard.steps(3):
+        follow(step)
+        training.learn(training.output().square().mean())
+
+
+def counts_registered_moves(training: Training, guard: Guard) -> None:
+    kept = training.kept
+
+    def move() -> int:
+        kept["moves"] += 1
+        return int(kept["moves"])
+
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean() / move())
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        keeps_it_registered,
+        shows_the_last_loss,
+        shows_it_and_learns_by_the_next,
+        sets_it_in_both_branches,
+        goes_on_until_it_is_small,
+        evaluates_now_and_then,
+        begins_what_it_gives_to_functions,
+        shows_what_a_closure_counts,
+        follows_the_step_in_a_closure,
+        counts_registered_moves,
+    ],
+)
+def test_value_that_no_resumed_run_misses_is_not_named(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lines(script, caplog) == []
