@@ -36,6 +36,8 @@ log = logging.getLogger("spotguard")
 #: What ends a loop, and the errors behind which a script that catches them goes on as it would without.
 _ENDING = (ast.Break, ast.Return, ast.Raise)
 _OUTER = frozenset({"", "KeyboardInterrupt", "SystemExit", "Exception", "BaseException", "Preempted"})
+#: Calls that ask whether values are finite.
+_FINITE = frozenset({"isfinite", "isnan", "isinf"})
 #: Calls whose number follows from what they are given.
 _COUNTING = frozenset({"len", "int", "min", "max", "round", "ceil", "floor", "size", "numel", "range"})
 
@@ -118,6 +120,15 @@ def _is_only_shown(statement: Any, file: ast.AST) -> bool:
     )
 
 
+def _is_of_what_is_not_finite(test: ast.expr) -> bool:
+    """Return whether a condition asks for no more than whether a value is finite: it holds in no run that trains to its end."""
+    parts = [*ast.walk(test)]
+    calls = (each for each in parts if isinstance(each, ast.Call))
+    return not any(isinstance(each, ast.BoolOp) for each in parts) and any(
+        last_name(each.func) in _FINITE for each in calls
+    )
+
+
 def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) -> bool:
     """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else but by an option.
 
@@ -162,16 +173,18 @@ def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) ->
         held = names.value(expression(base_of(word))) if base_of(word) else None
         return isinstance(inspect.getattr_static(type(held), last_of(word), None), property)
 
+    def is_an_option(test: ast.expr) -> bool:
+        return bool(word := word_of(test)) and len(begun.values(word)) < 2 and begun.is_fresh(test)
+
     for loop in loops:
         inside = [*nodes([loop])]
-        by_options = {
+        in_no_run = {
             id(each)
             for node in inside
-            if isinstance(node, ast.If) and (word := word_of(node.test)) and len(begun.values(word)) < 2
-            if begun.is_fresh(node.test)
+            if isinstance(node, ast.If) and (is_an_option(node.test) or _is_of_what_is_not_finite(node.test))
             for each in node.body
         }
-        if any(isinstance(each, _ENDING) and id(each) not in by_options for each in inside):
+        if any(isinstance(each, _ENDING) and id(each) not in in_no_run for each in inside):
             return False
         counted = range_of(getattr(loop, "iter", None))
         if counted is not None and not all(map(is_fixed, counted.args)):

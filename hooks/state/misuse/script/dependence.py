@@ -36,6 +36,7 @@ class Dependence:
         self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
         self._follows: dict[str, int] = {}
         sets, reads = dict[str, list[Any]](), dict[str, list[Any]]()
+        # A first loss lets a loop go on, as any other does.
         tested = {id(each) for node in inside if isinstance(node, ast.While) for each in ast.walk(node.test)}
         for node in inside:
             for word, _ in set_anew(node):
@@ -149,9 +150,7 @@ class Dependence:
     def _depends(self, node: Any) -> bool:
         """Return whether a statement or an expression of training depends on what follows from the word."""
         if isinstance(node, ast.While):
-            # How long a loop goes on is for what it counts to tell: a first loss is one that goes on, as any other.
-            ends = self._turn.is_around_boundary(node) and not self._followed[1]
-            return ends and self._meets(node, words_in(node.test))
+            return self._turn.is_around_boundary(node) and self._meets(node, words_in(node.test))
         if isinstance(node, ast.If):
             if self._turn.is_around_boundary(node) or not self._meets(node, words_in(node.test)):
                 return False

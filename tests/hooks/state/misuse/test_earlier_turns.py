@@ -155,6 +155,16 @@ def gives_an_object_to_a_function(training: Training, guard: Guard) -> None:
         training.learn(loss / losses.count)
 
 
+def gives_two_objects_to_a_function(training: Training, guard: Guard) -> None:
+    shown, weighed = Meter(), Meter()
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        add(shown, float(loss.detach()))
+        add(weighed, float(loss.detach()))
+        training.learn(loss / weighed.count)
+        print(shown.count)
+
+
 class Decay:
     """A callback that changes what all callbacks are given."""
 
@@ -225,6 +235,7 @@ def changes_an_attribute_of_a_class(training: Training, guard: Guard) -> None:
         (syncs_by_the_distance, "aim, synced"),
         (keeps_it_in_an_attribute, "smoothing.smoothed"),
         (gives_an_object_to_a_function, "losses.count"),
+        (gives_two_objects_to_a_function, "weighed.count"),
         (gives_a_context_to_callbacks, "context.weight"),
         (counts_in_a_closure, "tick.ticks"),
         (counts_in_a_closure_of_an_object, "holder.tick.ticks"),

@@ -150,6 +150,28 @@ def anew_to_a_length(training: Training, guard: Guard) -> None:
         guard.step()
 
 
+def until_a_loss_is_not_finite(training: Training, guard: Guard) -> None:
+    guard.restore()
+    for _ in range(2):
+        for _ in range(3):
+            loss = DATA[:WIDTH].square().mean()
+            if not torch.isfinite(loss):
+                break
+            training.turn()
+            guard.step()
+
+
+def until_a_loss_is_small_or_not_finite(training: Training, guard: Guard) -> None:
+    guard.restore()
+    for _ in range(2):
+        for _ in range(3):
+            loss = DATA[:WIDTH].square().mean()
+            if loss.isnan() or loss < 1e-9:
+                break
+            training.turn()
+            guard.step()
+
+
 def to_the_length_of_the_rest(training: Training, guard: Guard) -> None:
     rest = DATA[guard.restore() :]
     for at in range(len(rest)):
@@ -302,6 +324,8 @@ def of_epochs_that_are_left(training: Training, guard: Guard) -> None:
         (ends_by_what_is_registered, False),
         (anew_from_1_in_a_function, True),
         (anew_to_a_length, True),
+        (until_a_loss_is_not_finite, True),
+        (until_a_loss_is_small_or_not_finite, False),
         (to_the_length_of_the_rest, False),
         (to_a_registered_number, False),
         (to_a_number_of_what_is_left, False),
