@@ -153,6 +153,8 @@ def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) ->
         for word in words_in(value):
             if names.owner(expression(word)) or begun.changes_itself(word) or is_a_property(word):
                 return True
+            if not ignores and word in parameters_of(frame.f_code):
+                return True  # what a caller gives may be what is left
             if depth and any(may_be_restored(each, depth - 1) for each in begun.values(word)):
                 return True
         return False
