@@ -37,6 +37,7 @@ FORMING = frozenset(
 )
 #: Functions that change what they are given first.
 _CHANGING_FIRST = frozenset({"shuffle", "next", "heappush", "heappushpop", "heapreplace"})
+_EQUALITY = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 #: Functions that give a number another form.
 _ROUNDING = frozenset({"round", "float", "int"})
 
@@ -64,7 +65,14 @@ def object_of(node: ast.AST | None) -> str:
 
 
 def words_in(node: ast.AST) -> set[str]:
-    return {word for each in ast.walk(node) if (word := word_of(each))}
+    """Return the words in an expression or a statement, without those that a comprehension in it gives its items."""
+    own = {
+        word
+        for each in ast.walk(node)
+        for part in getattr(each, "generators", ())
+        for word in words_in(part.target)
+    }
+    return {word for each in ast.walk(node) if (word := word_of(each))} - own
 
 
 def expression(word: str) -> ast.expr:
@@ -211,11 +219,17 @@ def kept_as_best(inside: Iterable[ast.AST]) -> dict[str, list[ast.Assign]]:
             left, right = map(words_in, sides)
             for statement, word, value in sets:
                 own, other = (left, right) if word in left else (right, left)
-                if word in own - other and not words_in(value).isdisjoint(other):
+                better = word in own - other and not words_in(value).isdisjoint(other)
+                if better and not is_by_equality(test):
                     kept.setdefault(word, []).append(statement)
                 elif word == is_none:
                     first.setdefault(word, []).append(statement)
     return {word: [*each, *first.get(word, ())] for word, each in kept.items()}
+
+
+def is_by_equality(test: ast.AST) -> bool:
+    """Return whether an expression asks whether two values are the same: so a script asks whether to do again what it did for one."""
+    return isinstance(test, ast.Compare) and all(isinstance(each, _EQUALITY) for each in test.ops)
 
 
 def _sides(test: ast.AST) -> tuple[ast.expr, ast.expr] | None:

@@ -21,7 +21,7 @@ _TOGETHER = 4
 #: The most items of a list, a tuple or a dict, each of which has methods that a loop over them calls.
 _ITEMS = 16
 #: What a function cannot change in place.
-_WITHOUT_PARTS = (int, float, str, bytes, type, FunctionType, MethodType, ModuleType)
+_WITHOUT_PARTS = (int, float, str, bytes, FunctionType, MethodType, ModuleType)
 #: Stands between a method that is called by `super()` and the class that calls it.
 _BEHIND = "__behind_"
 
@@ -154,12 +154,15 @@ def _items(values: ast.expr, names: RegisteredNames) -> list[str]:
 def _function(base: str, name: str, names: RegisteredNames) -> FunctionType | None:
     found = names.value(expression(name)) if not base else None
     if base and not names.owner(expression(base)):
-        kinds = [*type(names.value(expression(base))).__mro__]
+        held = names.value(expression(base))
+        kinds = [*(held if isinstance(held, type) else type(held)).__mro__]
         name, _, behind = name.partition(_BEHIND)
         classes = [each.__name__ for each in kinds]
         kinds = kinds[classes.index(behind) + 1 :] if behind in classes else kinds
         found = next((vars(each)[name] for each in kinds if name in vars(each)), None)
         found = found.fget if type(found) is property else found
+        if isinstance(held, type):  # of a class its class methods are known
+            found = found.__func__ if type(found) is classmethod else None
     for _ in range(_MOST):
         if type(found) is not FunctionType or "__wrapped__" not in found.__dict__:
             break

@@ -10,13 +10,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
-from .assignments import edges, expression, set_anew, word_of, words_in
-from .registered_names import RegisteredNames, nodes
+from .assignments import edges, expression, is_by_equality, set_anew, word_of, words_in
+from .registered_names import LOOPS, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
 
 #: Functions beside those named `save…` that write a file, and those that keep values beside the live ones.
 _WRITING = frozenset({"copyfile", "copy2", "copytree", "dump"})
 _COPYING = frozenset({"deepcopy", "state_dict"})
+
+
+#: The most bodies, each of which another one calls, from a statement up to the loop.
+_CALLS = 4
 
 
 class Dependence:
@@ -35,54 +39,98 @@ class Dependence:
         self._inside, self._names, self._values, self._turn = inside, names, values, turn
         self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
         self._follows: dict[str, int] = {}
+        #: The words that a turn reads as an earlier turn has set them, with the statements that do so.
+        self.left = dict[str, list[Any]]()
+        #: By such a word, the statements and expressions that read what an earlier turn has set.
+        self._reading: dict[str, set[int]] = {}
+        self._followed = ""
+        self._find_left()
+
+    def _find_left(self) -> None:
         sets, reads = dict[str, list[Any]](), dict[str, list[Any]]()
-        # A first loss lets a loop go on, as any other does.
-        tested = {id(each) for node in inside if isinstance(node, ast.While) for each in ast.walk(node.test)}
-        for node in inside:
+        unread = self._unread()
+        for node in self._inside:
             for word, _ in set_anew(node):
                 sets.setdefault(word, []).append(node)
-            if isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in tested:
+            if isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in unread:
                 reads.setdefault(word_of(node), []).append(node)
-        #: The words that each turn reads before it sets them to other values, with the statements that do so.
-        self._set_behind = {
-            word: statements
-            for word, statements in sets.items()
-            if any(self._is_before(each, statements) for each in reads.get(word, ()))
-        }
-        #: The words that a turn reads as an earlier turn has set them, with the statements that do so: these, and what only turns of
-        #: some numbers set.
-        self.left = self._set_behind | {
-            word: statements
-            for word, statements in self._set_by_number().items()
-            if statements == sets[word]
-            and any(self._is_before(statements[-1], [each]) for each in reads.get(word, ()))
-        }
-        #: The word that is followed, and the statements behind which it is another value.
-        self._followed: tuple[str, list[Any]] = "", []
+        by_number = self._set_by_number()
+        for word, statements in sets.items():
+            condition = by_number.get(word)
+            if condition is not None and not {*map(id, statements)} <= {*map(id, nodes(condition.body))}:
+                continue  # turns of other numbers set it too
+            # What stands under a condition of that number, as this one does, reads what the turn itself has set.
+            alike = self._conditions_like(condition) if condition is not None else ()
+            own = unread | {id(each) for one in alike for each in ast.walk(one)}
+            # It may have its value of an earlier turn before all that sets it, and anywhere if not each turn does.
+            before = statements if condition is None else []
+            reading = [each for each in reads.get(word, ()) if id(each) not in own]
+            if any(all(self._is_before(each, one) for one in before) for each in reading):
+                inside = (each for each in self._inside if id(each) not in own)
+                self.left[word] = statements
+                self._reading[word] = {
+                    id(each) for each in inside if all(self._is_before(each, one) for one in before)
+                }
 
-    def _set_by_number(self) -> dict[str, list[Any]]:
-        """Return the words that turns of some numbers set, as each tenth one does, with the statements."""
-        found = dict[str, list[Any]]()
+    def _unread(self) -> set[int]:
+        """Return the expressions that read nothing of an earlier turn which training would miss.
+
+        A first loss lets a loop go on, as any other does. What is compared for equality tells whether to do again what is done. What a
+        comprehension names is its own, and what the number of a loop within the turn decides may be for all but its first one.
+        """
+        found = set[int]()
         for node in self._inside:
-            by_number = isinstance(node, ast.If) and any(
-                isinstance(each, ast.Mod) for each in ast.walk(node.test)
-            )
-            if by_number and not self._turn.is_around_boundary(node):
-                for each in nodes(node.body):
-                    for word, _ in set_anew(each):
-                        found.setdefault(word, []).append(each)
+            if isinstance(node, ast.While):
+                found |= {*map(id, ast.walk(node.test))}
+            elif isinstance(node, ast.Compare) and is_by_equality(node):
+                found |= {id(each) for each in (node.left, *node.comparators) if word_of(each)}
+            elif isinstance(node, ast.For) and not self._turn.is_around_boundary(node):
+                numbers = words_in(node.target)
+                for each in ast.walk(node):
+                    if isinstance(each, ast.If) and numbers & words_in(each.test):
+                        found |= {*map(id, ast.walk(each))}
+            elif generators := getattr(node, "generators", None):
+                own = {word for each in generators for word in words_in(each.target)}
+                found |= {id(each) for each in ast.walk(node) if word_of(each) in own}
         return found
 
-    def _is_before(self, node: Any, statements: list[Any]) -> bool:
-        """Return whether a statement or an expression stands before all of these, in the loop or the body that each of them is in."""
-        return all(
-            self._turn.body_of(node) is self._turn.body_of(each) and node.lineno < each.lineno
-            for each in statements
+    def _set_by_number(self) -> dict[str, ast.If]:
+        """Return the words that turns of some numbers set, as each tenth one does, with the condition under which they do."""
+        found = dict[str, ast.If]()
+        within = {
+            id(each)
+            for node in self._inside
+            if isinstance(node, LOOPS) and not self._turn.is_around_boundary(node)
+            for each in ast.walk(node)
+        }
+        for node in self._inside:
+            if not isinstance(node, ast.If) or not _remainders(node.test) or id(node) in within:
+                continue
+            if not self._turn.is_around_boundary(node):
+                words = {word for each in nodes(node.body) for word, _ in set_anew(each)}
+                # One that is tested too is made where there is none.
+                found |= dict.fromkeys(words - words_in(node.test), node)
+        return found
+
+    def _conditions_like(self, condition: ast.If) -> Iterator[ast.If]:
+        """Yield a condition, and those that ask for the same remainder."""
+        for node in self._inside:
+            if isinstance(node, ast.If) and _remainders(node.test) & _remainders(condition.test):
+                yield node
+
+    def _is_before(self, one: Any, other: Any, depth: int = _CALLS) -> bool:
+        """Return whether a statement or an expression stands before another one. What a body does stands where that is called."""
+        bodies = self._turn.body_of(one), self._turn.body_of(other)
+        if bodies[0] is bodies[1]:
+            return bool(one.lineno < other.lineno)
+        calls = [self._turn.calls_of(each) if each is not None and depth else [] for each in bodies]
+        return (bool(calls[0]) and all(self._is_before(each, other, depth - 1) for each in calls[0])) or (
+            bool(calls[1]) and all(self._is_before(one, each, depth - 1) for each in calls[1])
         )
 
     def on(self, word: str) -> bool:
         """Return whether training surely depends on a word."""
-        self._followed = word, self._set_behind.get(word, [])
+        self._followed = word
         conditions = [each for each in self._inside if isinstance(each, ast.If)]
         if any(self._turn.is_around_boundary(each) and word in words_in(each.test) for each in conditions):
             return False  # a count of micro-batches, which is 0 again at the boundary that it decides
@@ -96,7 +144,7 @@ class Dependence:
             word: the word.
             names_it: whether only a call counts that is given what follows from the word, as the step in a file's name.
         """
-        self._followed = word, []
+        self._followed = word
         self._follow(word)
         for node in self._inside:
             if not isinstance(node, ast.If) or self._turn.is_around_boundary(node):
@@ -121,8 +169,7 @@ class Dependence:
 
     def _reads(self, node: Any, word: str) -> bool:
         """Return whether a word has the value there that is followed."""
-        followed, statements = self._followed
-        return word != followed or self._is_before(node, statements)
+        return word != self._followed or word not in self._reading or id(node) in self._reading[word]
 
     def _follow(self, word: str) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""
@@ -202,3 +249,14 @@ class Dependence:
         if isinstance(value, nn.Module):
             return function.attr == "load_state_dict" or function.attr.endswith("_")
         return function.attr.endswith("_")
+
+
+def _remainders(test: ast.expr) -> set[str]:
+    """Return the remainders of numbers that a condition asks for, as `step % 10`."""
+    return {
+        ast.unparse(each)
+        for each in ast.walk(test)
+        if isinstance(each, ast.BinOp)
+        and isinstance(each.op, ast.Mod)
+        and word_of(each.left.left if isinstance(each.left, ast.BinOp) else each.left)
+    }

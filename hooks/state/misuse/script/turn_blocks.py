@@ -101,6 +101,10 @@ class TurnBlocks:
         node = vars(node).get("call", node)
         return None if self.is_in_loop(node) else self._body_of.get(id(node))
 
+    def calls_of(self, body: CalledBody) -> list[ast.stmt]:
+        """Return the innermost statements that call a body."""
+        return self._calls.get(body.word, [])
+
     def caller_of(self, statement: ast.AST) -> str:
         """Return the word by which the loop calls what a statement is in; "" if it stands in the loop itself."""
         body = self.body_of(statement)
@@ -171,7 +175,7 @@ class TurnBlocks:
                 return False  # only a part of the turns would have set it
             statement = outer
         body = self._body_of.get(id(first))
-        calls = self._calls.get(body.word, []) if body is not None and depth else []
+        calls = self.calls_of(body) if body is not None and depth else []
         return bool(calls) and all(
             self._is_begun(each, word, boundary=False, depth=depth - 1) for each in calls
         )
@@ -201,7 +205,12 @@ class TurnBlocks:
 
     def _called_by(self, statement: ast.stmt) -> set[str]:
         """Return the words of bodies that a statement calls by itself, and not by those in its blocks."""
-        return self._bodies.keys() & {*map(word_called, _own(statement))}
+        targets = {
+            *map(id, getattr(statement, "targets", ()))
+        }  # the word of a body is also that of what it returns
+        return self._bodies.keys() & {
+            word_called(each) for each in _own(statement) if id(each) not in targets
+        }
 
 
 def _asks_for_a_key(test: ast.expr, words: set[str]) -> bool:

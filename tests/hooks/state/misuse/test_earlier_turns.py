@@ -224,6 +224,79 @@ def changes_an_attribute_of_a_class(training: Training, guard: Guard) -> None:
         training.learn(training.output().square().mean() / Options.temperature)
 
 
+class InTwoMethods:
+    """One method reads what another one sets."""
+
+    def __init__(self) -> None:
+        self.older = torch.zeros(3, 2)
+
+    def loss(self, output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean() + (output - self.older).square().mean()
+
+    def keep(self, output: torch.Tensor) -> None:
+        self.older = output.detach()
+
+
+def keeps_it_in_another_method(training: Training, guard: Guard) -> None:
+    both = InTwoMethods()
+    for _ in guard.steps(3):
+        output = training.output()
+        training.learn(both.loss(output))
+        both.keep(output)
+
+
+def weighed(training: Training, weights: torch.Tensor) -> None:
+    training.learn((training.output() * weights).square().mean())
+
+
+def gives_what_some_turns_make_to_a_function(training: Training, guard: Guard) -> None:
+    weights = torch.ones(2)
+    for step in guard.steps(3):
+        if step % 2 == 1:
+            weights = torch.rand(2)
+        weighed(training, weights)
+
+
+def makes_a_mask_at_the_end_of_some_turns(training: Training, guard: Guard) -> None:
+    sieve = torch.ones(2)
+    for step in guard.steps(3):
+        training.learn((training.output() * sieve).square().mean())
+        if (step + 1) % 2 == 0:
+            sieve = torch.rand(2)
+
+
+class Cooling:
+    """An attribute of a class that its method changes."""
+
+    warmth = 1.0
+
+    @classmethod
+    def cool(cls) -> None:
+        cls.warmth *= 0.9
+
+
+def changes_a_class_by_its_method(training: Training, guard: Guard) -> None:
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean() * Cooling.warmth)
+        Cooling.cool()
+
+
+class Damping:
+    """An attribute of a class that a function changes."""
+
+    factor = 1.0
+
+
+def damp(kind: type[Damping]) -> None:
+    kind.factor *= 0.9
+
+
+def gives_a_class_to_a_function(training: Training, guard: Guard) -> None:
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean() * Damping.factor)
+        damp(Damping)
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
@@ -240,6 +313,11 @@ def changes_an_attribute_of_a_class(training: Training, guard: Guard) -> None:
         (counts_in_a_closure, "tick.ticks"),
         (counts_in_a_closure_of_an_object, "holder.tick.ticks"),
         (changes_an_attribute_of_a_class, "Options.temperature"),
+        (keeps_it_in_another_method, "both.older"),
+        (gives_what_some_turns_make_to_a_function, "weights"),
+        (makes_a_mask_at_the_end_of_some_turns, "sieve"),
+        (changes_a_class_by_its_method, "Cooling.warmth"),
+        (gives_a_class_to_a_function, "Damping.factor"),
     ],
 )
 def test_value_of_an_earlier_turn_that_training_depends_on_is_named(
@@ -360,9 +438,89 @@ def counts_registered_moves(training: Training, guard: Guard) -> None:
         training.learn(training.output().square().mean() / move())
 
 
+def learns_a_second_loss_now_and_then(training: Training, guard: Guard) -> None:
+    penalty = torch.zeros(())
+    for step in guard.steps(3):
+        loss = training.output().square().mean()
+        if step % 2 == 0:
+            penalty = training.output().abs().mean()
+            loss = loss + penalty
+        training.learn(loss)
+        if step % 2 == 0 and float(penalty.detach()) > 1e6:
+            break
+        print(float(penalty.detach()))
+
+
+def sets_the_rate_only_if_it_is_another_one(training: Training, guard: Guard) -> None:
+    pace = None
+    for step in guard.steps(3):
+        new = 0.1 * 0.5 ** (step // 2)
+        if new != pace:
+            training.rate(new)
+            pace = new
+        training.learn(training.output().square().mean())
+
+
+def shuffles_once_an_epoch(training: Training, guard: Guard) -> None:
+    rows, order, shuffled = torch.randn(8, 4), torch.arange(8), -1
+    for step in guard.steps(3):
+        epoch = step // 2
+        if shuffled != epoch:
+            order = torch.randperm(8, generator=torch.Generator().manual_seed(epoch))
+            shuffled = epoch
+        training.learn(training.model(rows[order[:4]]).square().mean())
+
+
+def shuffles_where_there_is_no_order(training: Training, guard: Guard) -> None:
+    rows, drawn = torch.randn(8, 4), None
+    for step in guard.steps(3):
+        if drawn is None or step % 2 == 0:
+            drawn = torch.randperm(8, generator=torch.Generator().manual_seed(step // 2))
+        training.learn(training.model(rows[drawn[:4]]).square().mean())
+
+
+def sets_it_for_each_remainder(training: Training, guard: Guard) -> None:
+    share = 1.0
+    for step in guard.steps(3):
+        if step % 2 == 0:
+            share = 1.0
+        elif step % 2 == 1:
+            share = 0.5
+        training.learn(training.output().square().mean() * share)
+
+
+def follows_the_number_of_an_inner_loop(training: Training, guard: Guard) -> None:
+    noise, made = torch.zeros(2), torch.zeros(3, 2)
+    for _ in guard.steps(3):
+        loss = torch.zeros(())
+        for part in range(4):
+            if part % 2 == 0:
+                noise = torch.randn(2)
+            output = training.output() + noise
+            if part > 0:
+                loss = loss + (output - made).square().mean()
+            made = output.detach()
+        training.learn(loss)
+
+
+def names_items_as_it_names_a_loss(training: Training, guard: Guard) -> None:
+    value = 0.0
+    for _ in guard.steps(3):
+        losses = [training.output().square().mean() for _ in range(2)]
+        value = training.learn(sum(value for value in losses))
+        print(value)
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        learns_a_second_loss_now_and_then,
+        sets_the_rate_only_if_it_is_another_one,
+        shuffles_once_an_epoch,
+        shuffles_where_there_is_no_order,
+        sets_it_for_each_remainder,
+        follows_the_number_of_an_inner_loop,
+        names_items_as_it_names_a_loss,
         keeps_it_registered,
         shows_the_last_loss,
         shows_it_and_learns_by_the_next,
