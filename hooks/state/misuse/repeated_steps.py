@@ -71,7 +71,7 @@ def begins_again(frame: FrameType | None, values: Mapping[str, Any]) -> list[tup
             return ignores and frame in functions and _goes_over_data(loop, names[functions.index(frame)])
 
         place = counts_anew(inner, inside=True, leaves_out=leaves_out)
-        fixed = (_has_a_fixed_end(*each, ignores) for each in zip(functions, names, strict=False))
+        fixed = (_Ends(*each, ignores).are_fixed for each in zip(functions, names, strict=False))
         if not (place and all(fixed)):
             return []
         is_nested = sum(len(loops_around(each)[0]) for each in functions) > 1
@@ -120,76 +120,86 @@ def _is_only_shown(statement: Any, file: ast.AST) -> bool:
     )
 
 
-def _is_of_what_is_not_finite(test: ast.expr) -> bool:
-    """Return whether a condition asks for no more than whether a value is finite: it holds in no run that trains to its end."""
-    parts = [*ast.walk(test)]
-    calls = (each for each in parts if isinstance(each, ast.Call))
-    return not any(isinstance(each, ast.BoolOp) for each in parts) and any(
-        last_name(each.func) in _FINITE for each in calls
-    )
-
-
-def _has_a_fixed_end(frame: FrameType, names: RegisteredNames, ignores: bool) -> bool:
-    """Return whether the loops of a function end at a number that surely no restore decides, and nowhere else but by an option.
+class _Ends:
+    """The ends of the loops of a function.
 
     Args:
+        frame: the function's frame.
+        names: the names of registered values in it.
         ignores: whether nothing follows from the step that `guard.restore()` returns.
     """
-    loops, scope = loops_around(frame)
-    begun = Beginnings(nodes(scope), parameters_of(frame.f_code), [frame.f_code.co_filename], names)
 
-    def is_fixed(end: ast.expr) -> bool:
-        if may_be_restored(end):
+    def __init__(self, frame: FrameType, names: RegisteredNames, ignores: bool) -> None:
+        self._frame, self._names, self._ignores = frame, names, ignores
+        self._loops, scope = loops_around(frame)
+        self._parameters = parameters_of(frame.f_code)
+        self._begun = Beginnings(nodes(scope), self._parameters, [frame.f_code.co_filename], names)
+
+    @property
+    def are_fixed(self) -> bool:
+        """Whether the loops end at a number that surely no restore decides, and nowhere else in a run that trains to its end."""
+        for loop in self._loops:
+            inside = [*nodes([loop])]
+            conditions = (
+                each for each in inside if isinstance(each, ast.If) and self._decides_no_end(each.test)
+            )
+            left_out = {id(each) for condition in conditions for each in condition.body}
+            if any(isinstance(each, _ENDING) and id(each) not in left_out for each in inside):
+                return False
+            counted = range_of(getattr(loop, "iter", None))
+            if counted is not None and not all(map(self._is_fixed, counted.args)):
+                return False
+        handlers = [each for tried in statements_at(self._frame) for each in getattr(tried, "handlers", ())]
+        return all(last_name(each.type) in _OUTER for each in handlers)
+
+    def _decides_no_end(self, test: ast.expr) -> bool:
+        """Return whether a condition is an option of the run, or asks for no more than whether a value is finite."""
+        parts = [*ast.walk(test)]
+        calls = [last_name(each.func) for each in parts if isinstance(each, ast.Call)]
+        if not _FINITE.isdisjoint(calls) and not any(isinstance(each, ast.BoolOp) for each in parts):
+            return True
+        return (
+            bool(word := word_of(test)) and len(self._begun.values(word)) < 2 and self._begun.is_fresh(test)
+        )
+
+    def _is_fixed(self, end: ast.expr) -> bool:
+        if self._may_be_restored(end):
             return False
-        if ignores or isinstance(end, (ast.Constant, ast.Attribute)):
+        if self._ignores or isinstance(end, (ast.Constant, ast.Attribute)):
             return True
         if isinstance(end, ast.BinOp):
-            return is_fixed(end.left) and is_fixed(end.right)
-        return bool(word := word_of(end)) and begun.are_fresh(word)
+            return self._is_fixed(end.left) and self._is_fixed(end.right)
+        return bool(word := word_of(end)) and self._begun.are_fresh(word)
 
-    def may_be_restored(value: ast.expr, depth: int = 3) -> bool:
-        if any(asks(each) for each in ast.walk(value) if isinstance(each, ast.Call)):
+    def _may_be_restored(self, value: ast.expr, depth: int = 3) -> bool:
+        if any(self._asks(each) for each in ast.walk(value) if isinstance(each, ast.Call)):
             return True
         for word in words_in(value):
-            if names.owner(expression(word)) or begun.changes_itself(word) or is_a_property(word):
+            if (
+                self._names.owner(expression(word))
+                or self._begun.changes_itself(word)
+                or self._is_a_property(word)
+            ):
                 return True
-            if not ignores and word in parameters_of(frame.f_code):
-                return True  # what a caller gives may be what is left
-            if depth and any(may_be_restored(each, depth - 1) for each in begun.values(word)):
+            if depth and any(self._may_be_restored(each, depth - 1) for each in self._begun.values(word)):
                 return True
         return False
 
-    def asks(call: ast.Call) -> bool:
+    def _asks(self, call: ast.Call) -> bool:
         """Return whether a call may give what was restored."""
-        if last_name(call.func) in _COUNTING:
-            return False
-        function = names.value(call.func)
+        name, ignores = last_name(call.func), self._ignores
+        if name in _COUNTING:  # what a caller gives may be what is left
+            return (
+                name == "len" and not ignores and any(word_of(each) in self._parameters for each in call.args)
+            )
+        function = self._names.value(call.func)
         if not ignores or (function is None and isinstance(call.func, ast.Attribute)):
-            held = names.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
-            return not ignores or type(held).__module__ == frame.f_globals.get("__name__")
+            held = self._names.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+            return not ignores or type(held).__module__ == self._frame.f_globals.get("__name__")
         code = function.__code__ if isinstance(function, FunctionType) else None
         used = (*code.co_names, *code.co_freevars) if code is not None else ()
-        return any(names.owner(expression(each)) for each in used)
+        return any(self._names.owner(expression(each)) for each in used)
 
-    def is_a_property(word: str) -> bool:
-        held = names.value(expression(base_of(word))) if base_of(word) else None
+    def _is_a_property(self, word: str) -> bool:
+        held = self._names.value(expression(base_of(word))) if base_of(word) else None
         return isinstance(inspect.getattr_static(type(held), last_of(word), None), property)
-
-    def is_an_option(test: ast.expr) -> bool:
-        return bool(word := word_of(test)) and len(begun.values(word)) < 2 and begun.is_fresh(test)
-
-    for loop in loops:
-        inside = [*nodes([loop])]
-        in_no_run = {
-            id(each)
-            for node in inside
-            if isinstance(node, ast.If) and (is_an_option(node.test) or _is_of_what_is_not_finite(node.test))
-            for each in node.body
-        }
-        if any(isinstance(each, _ENDING) and id(each) not in in_no_run for each in inside):
-            return False
-        counted = range_of(getattr(loop, "iter", None))
-        if counted is not None and not all(map(is_fixed, counted.args)):
-            return False
-    handlers = [each for tried in statements_at(frame) for each in getattr(tried, "handlers", ())]
-    return all(last_name(each.type) in _OUTER for each in handlers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,6 +21,13 @@ _COPYING = frozenset({"deepcopy", "state_dict"})
 
 #: The most bodies, each of which another one calls, from a statement up to the loop.
 _CALLS = 4
+
+
+class _Places(NamedTuple):
+    """Where a turn may read a word as an earlier turn has set it: before all of these statements, and in none of these expressions."""
+
+    before: list[Any]
+    without: set[int]
 
 
 class Dependence:
@@ -41,36 +48,31 @@ class Dependence:
         self._follows: dict[str, int] = {}
         #: The words that a turn reads as an earlier turn has set them, with the statements that do so.
         self.left = dict[str, list[Any]]()
-        #: By such a word, the statements and expressions that read what an earlier turn has set.
-        self._reading: dict[str, set[int]] = {}
-        self._followed = ""
+        self._places: dict[str, _Places] = {}
         self._find_left()
+        self._followed = ""
 
     def _find_left(self) -> None:
         sets, reads = dict[str, list[Any]](), dict[str, list[Any]]()
-        unread = self._unread()
         for node in self._inside:
             for word, _ in set_anew(node):
                 sets.setdefault(word, []).append(node)
-            if isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in unread:
+            if isinstance(getattr(node, "ctx", None), ast.Load):
                 reads.setdefault(word_of(node), []).append(node)
-        by_number = self._set_by_number()
-        for word, statements in sets.items():
-            condition = by_number.get(word)
-            if condition is not None and not {*map(id, statements)} <= {*map(id, nodes(condition.body))}:
-                continue  # turns of other numbers set it too
-            # What stands under a condition of that number, as this one does, reads what the turn itself has set.
-            alike = self._conditions_like(condition) if condition is not None else ()
-            own = unread | {id(each) for one in alike for each in ast.walk(one)}
-            # It may have its value of an earlier turn before all that sets it, and anywhere if not each turn does.
-            before = statements if condition is None else []
-            reading = [each for each in reads.get(word, ()) if id(each) not in own]
-            if any(all(self._is_before(each, one) for one in before) for each in reading):
-                inside = (each for each in self._inside if id(each) not in own)
-                self.left[word] = statements
-                self._reading[word] = {
-                    id(each) for each in inside if all(self._is_before(each, one) for one in before)
-                }
+        unread, by_number = self._unread(), self._set_by_number()
+        for word in sets.keys() & reads.keys():
+            statements, places = sets[word], _Places(sets[word], unread)
+            if (condition := by_number.get(word)) is not None:
+                if not {*map(id, statements)} <= {*map(id, nodes(condition.body))}:
+                    continue  # turns of other numbers set it too
+                # What stands under a condition of that number, as this one does, reads what the turn itself has set.
+                alike = (each for one in self._conditions_like(condition) for each in ast.walk(one))
+                places = _Places([], unread | {*map(id, alike)})
+            if any(self._is_left_at(each, places) for each in reads[word]):
+                self.left[word], self._places[word] = statements, places
+
+    def _is_left_at(self, node: Any, places: _Places) -> bool:
+        return id(node) not in places.without and all(self._is_before(node, each) for each in places.before)
 
     def _unread(self) -> set[int]:
         """Return the expressions that read nothing of an earlier turn which training would miss.
@@ -169,7 +171,8 @@ class Dependence:
 
     def _reads(self, node: Any, word: str) -> bool:
         """Return whether a word has the value there that is followed."""
-        return word != self._followed or word not in self._reading or id(node) in self._reading[word]
+        places = self._places.get(word) if word == self._followed else None
+        return places is None or self._is_left_at(node, places)
 
     def _follow(self, word: str) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""

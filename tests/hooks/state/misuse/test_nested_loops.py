@@ -179,6 +179,18 @@ def to_the_length_of_the_rest(training: Training, guard: Guard) -> None:
         guard.step()
 
 
+def to_an_option_that_it_is_given(training: Training, guard: Guard) -> None:
+    done = guard.restore()
+
+    def fit(options: argparse.Namespace) -> None:
+        for _ in range(options.rounds):
+            training.turn()
+            guard.step()
+
+    print(done + 1)
+    fit(argparse.Namespace(rounds=2))
+
+
 def to_the_length_of_what_it_is_given(training: Training, guard: Guard) -> None:
     done = guard.restore()
 
@@ -339,6 +351,7 @@ def of_epochs_that_are_left(training: Training, guard: Guard) -> None:
         (until_a_loss_is_not_finite, True),
         (until_a_loss_is_small_or_not_finite, False),
         (to_the_length_of_the_rest, False),
+        (to_an_option_that_it_is_given, True),
         (to_the_length_of_what_it_is_given, False),
         (to_a_registered_number, False),
         (to_a_number_of_what_is_left, False),
@@ -371,7 +384,7 @@ def test_loop_that_begins_anew_behind_a_restore_is_named(
     resumed = lines()
     assert len(resumed) == named
     if named:
-        nested = script not in (anew, anew_to_a_length)
+        nested = script not in (anew, anew_to_a_length, to_an_option_that_it_is_given)
         remedy = (
             "begin it, and the loop in it," if nested else "write `for step in range(guard.restore(), total)`"
         )
