@@ -53,6 +53,16 @@ def _release(signum: int, frame: FrameType | None) -> None:
     time.sleep(_ASIDE)
 
 
+def answer_first() -> None:
+    """Have the main thread stand aside now if a message has asked for it, before its handler of another signal raises.
+
+    `input()` calls handlers once more behind one that has raised, and a handler that returns beside an exception is a
+    SystemError (`builtin_input_impl`, Python/bltinmodule.c).
+    """
+    if signal.getsignal(_SIGNAL) is _release:
+        signal.raise_signal(_SIGNAL)
+
+
 def announce(connection: socket.socket) -> None:
     """Ask the kernel to signal this process when the socket has something to read."""
     if signal.getsignal(_SIGNAL) is _release:

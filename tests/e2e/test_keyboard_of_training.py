@@ -40,12 +40,12 @@ except BaseException as error:
 
 
 @pytest.fixture
-def sit(tmp_path: Path) -> Iterator[Callable[[str], Desk]]:
+def sit(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     desks = []
 
-    def make(pipeline: str) -> Desk:
+    def make(pipeline: str, training: str = TRAINING) -> Desk:
         options = ["--provider", "none", "--run-id", "keys", "--store", str(tmp_path)]
-        desk = Desk(TRAINING, pipeline, [sys.executable, "-m", "spotguard", "run", *options, "--"])
+        desk = Desk(training, pipeline, [sys.executable, "-m", "spotguard", "run", *options, "--"])
         desks.append(desk)
         desk.order("run")
         desk.command = int(desk.report.until("train: ").split()[1])
@@ -63,7 +63,7 @@ def committed(folder: Path) -> int:
 @pytest.mark.parametrize(
     "pipeline", few_fast(['; echo "went on" >&"$REPORT"', "| cat"]), ids=["a script around it", "a pipe"]
 )
-def test_ctrl_c_saves_and_ends_as_by_hand(sit: Callable[[str], Desk], tmp_path: Path, pipeline: str) -> None:
+def test_ctrl_c_saves_and_ends_as_by_hand(sit: Callable[..., Desk], tmp_path: Path, pipeline: str) -> None:
     """The shell sees a job that SIGINT ended, and leaves its loop; a start after it resumes at the last step."""
     desk = sit(pipeline)
     desk.type(b"\x03")
@@ -73,7 +73,19 @@ def test_ctrl_c_saves_and_ends_as_by_hand(sit: Callable[[str], Desk], tmp_path: 
     assert committed(tmp_path) == 1
 
 
-def test_a_terminal_that_goes_costs_nothing(sit: Callable[[str], Desk], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ctrl_c_at_a_question_to_a_person_saves_and_interrupts_it(
+    sit: Callable[..., Desk], tmp_path: Path
+) -> None:
+    """`input()` calls the handlers of signals twice: the message that lets Ctrl-C through has come with a signal of its own."""
+    desk = sit("", TRAINING.replace("pause.wait(0.01)", "input()"))
+    desk.type(b"\x03")
+    desk.report.until("shell: killed 2")
+    assert desk.heard("train: KeyboardInterrupt") == 1
+    assert committed(tmp_path) == 1
+
+
+def test_a_terminal_that_goes_costs_nothing(sit: Callable[..., Desk], tmp_path: Path) -> None:
     """The kernel's hang-up reaches the shell and the group in front; `run` writes to nobody."""
     desk = sit("")
     for end in (desk.slave, desk.keyboard):

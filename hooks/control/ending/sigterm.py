@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakMethod
 
+from ...ipc import interpreter_lock
 from ...ipc.threads import StandingThread, TaskHandle
 
 #: Seconds to wait for a notice that explains a SIGTERM. A group-wide SIGTERM reaches training and agent at once, and the
@@ -117,6 +118,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
         return
     previous = _previous.get(signum)
     if callable(previous):
+        interpreter_lock.answer_first()  # the message that lets a signal through has come with one of its own
         previous(signum, frame)
     elif previous is not signal.SIG_IGN:
         signal.signal(signum, signal.SIG_DFL)
