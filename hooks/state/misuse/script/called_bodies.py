@@ -62,7 +62,7 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
             objects = {each: value for each, value in given if _has_parts(names.value(value))}
             # An object of several words is read with the first: others of one that has itself would have no end.
             held = [names.value(each) for each in (*([expression(base)] if base else ()), *objects.values())]
-            key = (function.__code__, *objects, *map(id, held))
+            key = (function, *objects, *map(id, held))
             if key in seen and seen[key] is None:
                 continue
             links = []

@@ -198,6 +198,25 @@ def counts_in_a_closure(training: Training, guard: Guard) -> None:
         tick()
 
 
+def counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def counts_in_the_second_of_two_closures(training: Training, guard: Guard) -> None:
+    first, second = counter(), counter()
+    for _ in guard.steps(3):
+        print(first())
+        training.rate(0.1 / second())
+        training.learn(training.output().square().mean())
+
+
 class Holder:
     """A closure in an attribute."""
 
@@ -311,6 +330,7 @@ def gives_a_class_to_a_function(training: Training, guard: Guard) -> None:
         (gives_two_objects_to_a_function, "weighed.count"),
         (gives_a_context_to_callbacks, "context.weight"),
         (counts_in_a_closure, "tick.ticks"),
+        (counts_in_the_second_of_two_closures, "second.calls"),
         (counts_in_a_closure_of_an_object, "holder.tick.ticks"),
         (changes_an_attribute_of_a_class, "Options.temperature"),
         (keeps_it_in_another_method, "both.older"),
@@ -394,17 +414,6 @@ def begins_what_it_gives_to_functions(training: Training, guard: Guard) -> None:
             add(second, 2 * float(loss.detach()))
             training.learn(loss * (1 + second.total / second.count))
         print(first.total / first.count)
-
-
-def counter() -> Callable[[], int]:
-    calls = 0
-
-    def count() -> int:
-        nonlocal calls
-        calls += 1
-        return calls
-
-    return count
 
 
 def shows_what_a_closure_counts(training: Training, guard: Guard) -> None:
