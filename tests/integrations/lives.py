@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -70,14 +71,16 @@ def start_life(life: Any, answers: TextIO) -> bool:
 
 def import_as(life: Any) -> None:
     """Import the modules that a life had at its end, in their order."""
-    if not os.path.exists(known := f"{life['said']}.modules"):
+    known = Path(f"{life['said']}.modules")
+    try:
+        names = known.read_text().split()
+    except FileNotFoundError:  # nobody wrote it, or the test is over and its directory gone
         return
-    with open(known) as names:
-        for name in names.read().split():
-            if name not in sys.modules:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
-    os.unlink(known)
+    known.unlink(missing_ok=True)
+    for name in names:
+        if name not in sys.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
 
 def write_modules(life: Any) -> None:
