@@ -56,7 +56,7 @@ demo: .venv/ready  ## the main job on a simulated cloud: train, be preempted, re
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "make demo: the demo trains with torch, and $$($(BIN)/python -V) here has none. Run it with TORCH_INDEX=URL (the index of CPU builds that PyTorch's install page names), or with PYTHON=python3.11" >&2; exit 1; }
 	$(BIN)/spotguard demo
 
-test: .venv/ready  ## the fast tier: seven minutes, and no server
+test: .venv/ready  ## the fast tier: six minutes, and no server
 	$(AGAIN) $(BIN)/pytest $(FAST) --numprocesses=$(JOBS) --dist=worksteal
 
 quick: .venv/ready  ## the fast tests of what differs from BASE (HEAD)

@@ -13,12 +13,15 @@ from spotguard.demo.machine import DemoMachine
 from spotguard.providers.clock import SystemClock
 from tests.fakes.awake import STAYS_AWAKE
 
-#: Starts a child in a session of its own that outlives it, which says through a FIFO that it is there.
+#: Starts a child in a session of its own that outlives it, which says through a FIFO that it is there, once its parents are gone.
 _LEAVES_A_CHILD = """
 import os, signal
+gone, held = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
+        os.close(held)
+        os.read(gone, 1)
         fifo = os.open("{fifo}", os.O_WRONLY)
         os.write(fifo, b"here")
         signal.pause()
