@@ -54,7 +54,7 @@ def _release(signum: int, frame: FrameType | None) -> None:
 
 
 def answer_first() -> None:
-    """Have the main thread stand aside now if a message has asked for it, before its handler of another signal raises.
+    """Have the main thread stand aside now, as a message may have asked it to, before its handler of another signal raises.
 
     `input()` calls handlers once more behind one that has raised, and a handler that returns beside an exception is a
     SystemError (`builtin_input_impl`, Python/bltinmodule.c).

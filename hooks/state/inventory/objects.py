@@ -25,6 +25,7 @@ from ...checkpoint.format.values.placeholders import SavedObject
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
 #: Kinds of numpy's, by their names in `numpy.random`.
 _NUMPYS = ("Generator", "BitGenerator", "RandomState", "SeedSequence")
+#: An outer variable that has no value yet.
 _UNBOUND = types.CellType()
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple, set, frozenset, deque})
 

@@ -66,13 +66,13 @@ def object_of(node: ast.AST | None) -> str:
 
 def words_in(node: ast.AST) -> set[str]:
     """Return the words in an expression or a statement, without those that a comprehension in it gives its items."""
-    own = {
-        word
-        for each in ast.walk(node)
-        for part in getattr(each, "generators", ())
-        for word in words_in(part.target)
-    }
+    own = {word for each in ast.walk(node) for word in items_named_in(each)}
     return {word for each in ast.walk(node) if (word := word_of(each))} - own
+
+
+def items_named_in(node: ast.AST) -> set[str]:
+    """Return the words that a comprehension gives its items; none of any other expression."""
+    return {word for each in getattr(node, "generators", ()) for word in words_in(each.target)}
 
 
 def expression(word: str) -> ast.expr:

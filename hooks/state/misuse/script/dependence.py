@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
-from .assignments import edges, expression, is_by_equality, set_anew, word_of, words_in
+from .assignments import edges, expression, is_by_equality, items_named_in, set_anew, word_of, words_in
 from .registered_names import LOOPS, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
 
@@ -24,7 +24,12 @@ _CALLS = 4
 
 
 class _Places(NamedTuple):
-    """Where a turn may read a word as an earlier turn has set it: before all of these statements, and in none of these expressions."""
+    """The places at which a turn may read a word as an earlier turn has set it.
+
+    Attributes:
+        before: statements, all of which stand behind.
+        without: the ids of expressions that are none.
+    """
 
     before: list[Any]
     without: set[int]
@@ -91,8 +96,7 @@ class Dependence:
                 for each in ast.walk(node):
                     if isinstance(each, ast.If) and numbers & words_in(each.test):
                         found |= {*map(id, ast.walk(each))}
-            elif generators := getattr(node, "generators", None):
-                own = {word for each in generators for word in words_in(each.target)}
+            elif own := items_named_in(node):
                 found |= {id(each) for each in ast.walk(node) if word_of(each) in own}
         return found
 
@@ -132,7 +136,6 @@ class Dependence:
 
     def on(self, word: str) -> bool:
         """Return whether training surely depends on a word."""
-        self._followed = word
         conditions = [each for each in self._inside if isinstance(each, ast.If)]
         if any(self._turn.is_around_boundary(each) and word in words_in(each.test) for each in conditions):
             return False  # a count of micro-batches, which is 0 again at the boundary that it decides
@@ -146,7 +149,6 @@ class Dependence:
             word: the word.
             names_it: whether only a call counts that is given what follows from the word, as the step in a file's name.
         """
-        self._followed = word
         self._follow(word)
         for node in self._inside:
             if not isinstance(node, ast.If) or self._turn.is_around_boundary(node):
@@ -176,7 +178,7 @@ class Dependence:
 
     def _follow(self, word: str) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""
-        self._follows = {word: 0}
+        self._followed, self._follows = word, {word: 0}
         found = True
         while found:
             found = False
@@ -255,7 +257,7 @@ class Dependence:
 
 
 def _remainders(test: ast.expr) -> set[str]:
-    """Return the remainders of numbers that a condition asks for, as `step % 10`."""
+    """Return the remainders of numbers that a condition asks for, as `step % 10` and `(step + 1) % 10`."""
     return {
         ast.unparse(each)
         for each in ast.walk(test)

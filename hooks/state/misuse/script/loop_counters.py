@@ -190,15 +190,14 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     outside = {word_called(each) for each in before}
     given = {word for each in before if isinstance(each, ast.Call) for word in map(word_of, each.args)}
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
-    changed = left | best | counts
+    carried = left | counts
+    changed = best | carried
     for word in sorted(changed, key=lambda word: (changed[word][0].lineno, word)):
         known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
-        changes = [
-            each for each in (*counts.get(word, ()), *left.get(word, ())) if not turn.is_item_of_a_loop(each)
-        ] + kept
+        changes = [each for each in carried.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
         if issubclass(type(value), dict):
             changes = [each for each in changes if not turn.fills_a_gap(each, word)]
         if not changes:

@@ -205,9 +205,8 @@ class TurnBlocks:
 
     def _called_by(self, statement: ast.stmt) -> set[str]:
         """Return the words of bodies that a statement calls by itself, and not by those in its blocks."""
-        targets = {
-            *map(id, getattr(statement, "targets", ()))
-        }  # the word of a body is also that of what it returns
+        # The word of a body is also that of what it returns.
+        targets = {*map(id, getattr(statement, "targets", ()))}
         return self._bodies.keys() & {
             word_called(each) for each in _own(statement) if id(each) not in targets
         }

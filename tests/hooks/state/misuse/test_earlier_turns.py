@@ -50,7 +50,7 @@ Script = Callable[[Training, Guard], None]
 
 
 def lines(script: Script, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What is said in a run of a script, from its first step on."""
+    """The lines that a run of a script logs, from its first step on."""
     training = Training()
     with guarded(WatchedStore(), training.values) as guard:
         guard.restore()
