@@ -196,7 +196,7 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
 def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each object that the owner holds, with its step in a path."""
+    """Yield each object that the owner holds and that may hold more or change, with its step in a path."""
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
         # Read the tensor's attributes only if it has some: access to `__dict__` would create one. Its hooks are elsewhere.
@@ -208,12 +208,13 @@ def children_of(owner: Any) -> Iterator[tuple[str, Any]]:
             if type(key) not in ATOMS:
                 yield " (a key)", key
                 yield "[…]", value
-            elif key not in SCRATCH:
+            elif type(value) not in ATOMS and key not in SCRATCH:
                 yield f"[{key!r}]", value
     elif issubclass(kind, _SEQUENCES):
         base: Any = next(each for each in _SEQUENCES if issubclass(kind, each))
         for number, value in enumerate([*base.__iter__(owner)]):
-            yield f"[{number}]", value
+            if type(value) not in ATOMS:
+                yield f"[{number}]", value
     elif kind is types.FunctionType:
         yield from ((f"({key})", value) for key, value in outer_variables(owner).items())
         for values in (owner.__defaults__, owner.__kwdefaults__, owner.__dict__):
@@ -265,5 +266,7 @@ def _slots(kind: Any) -> dict[str, types.MemberDescriptorType]:
 
 def _attributes(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in list(table.items()):
-        if key not in SCRATCH and not (key.startswith("_optimizer_") and key.endswith("_hooks")):
+        if type(value) in ATOMS or key in SCRATCH:
+            continue
+        if not (key.startswith("_optimizer_") and key.endswith("_hooks")):
             yield f".{key}", value

@@ -25,6 +25,7 @@ from ..inventory.call_stack import (
     script_functions,
     source_file,
     statements_at,
+    walk,
 )
 from .script.assignments import base_of, expression, last_of, word_of, words_in
 from .script.beginnings import Beginnings
@@ -110,13 +111,13 @@ def _ignores_the_step(functions: list[FrameType], names: list[RegisteredNames]) 
 def _is_only_shown(statement: Any, file: ast.AST) -> bool:
     """Return whether a script does no more than to show what a statement sets."""
     targets = getattr(statement, "targets", [None])
-    shown = {id(inner) for each in ast.walk(file) if shows(each) for inner in ast.walk(each)}
+    shown = {id(inner) for each in walk(file) if shows(each) for inner in walk(each)}
     return isinstance(targets[0], ast.Name) and not any(
         isinstance(each, ast.Name)
         and each.id == targets[0].id
         and isinstance(each.ctx, ast.Load)
         and id(each) not in shown
-        for each in ast.walk(file)
+        for each in walk(file)
     )
 
 
@@ -154,7 +155,7 @@ class _Ends:
 
     def _decides_no_end(self, test: ast.expr) -> bool:
         """Return whether a condition is an option of the run, or asks for no more than whether a value is finite."""
-        parts = [*ast.walk(test)]
+        parts = [*walk(test)]
         calls = [last_name(each.func) for each in parts if isinstance(each, ast.Call)]
         if not _FINITE.isdisjoint(calls) and not any(isinstance(each, ast.BoolOp) for each in parts):
             return True
@@ -172,7 +173,7 @@ class _Ends:
         return bool(word := word_of(end)) and self._begun.are_fresh(word)
 
     def _may_be_restored(self, value: ast.expr, depth: int = 3) -> bool:
-        if any(self._asks(each) for each in ast.walk(value) if isinstance(each, ast.Call)):
+        if any(self._asks(each) for each in walk(value) if isinstance(each, ast.Call)):
             return True
         for word in words_in(value):
             if (

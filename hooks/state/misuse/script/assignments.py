@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...inventory.attribute_words import REFILLING, last_name
+from ...inventory.call_stack import walk
 
 #: Methods by which a list, a deque or a set keeps what it has, and gets or loses items; and by which a file goes on.
 _CHANGING = frozenset(
@@ -64,19 +66,27 @@ def object_of(node: ast.AST | None) -> str:
     return word_of(node)
 
 
-def words_in(node: ast.AST) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def words_in(node: ast.AST) -> frozenset[str]:
     """Return the words in an expression or a statement, without those that a comprehension in it gives its items."""
-    own = {word for each in ast.walk(node) for word in items_named_in(each)}
-    return {word for each in ast.walk(node) if (word := word_of(each))} - own
+    parts = walk(node)
+    own = {word for each in parts for word in items_named_in(each)}
+    return frozenset({word for each in parts if (word := word_of(each))} - own)
 
 
-def items_named_in(node: ast.AST) -> set[str]:
+def items_named_in(node: ast.AST) -> frozenset[str]:
     """Return the words that a comprehension gives its items; none of any other expression."""
-    return {word for each in getattr(node, "generators", ()) for word in words_in(each.target)}
+    generators = getattr(node, "generators", ())
+    return frozenset(word for each in generators for word in words_in(each.target))
 
 
-def expression(word: str) -> ast.expr:
+def new_expression(word: str) -> ast.expr:
+    """Return the expression of a word, for a place of its own in a source."""
     return ast.parse(word, mode="eval").body
+
+
+#: The same to ask with: it stands nowhere, and nobody changes it.
+expression = functools.lru_cache(maxsize=1024)(new_expression)
 
 
 def last_of(word: str) -> str:
@@ -131,7 +141,7 @@ def _one_of(call: ast.Call, at: int) -> ast.expr:
     """Return what one of the values follows from that a call returns: itself, the object and what that is given."""
     held = [call.func.value] if isinstance(call.func, ast.Attribute) else []
     word = word_of(call.func)
-    own = [expression(word_at(word, at))] if word else []
+    own = [new_expression(word_at(word, at))] if word else []
     given = [*own, *held, *call.args, *(each.value for each in call.keywords)]
     one = ast.copy_location(ast.Tuple(given, ast.Load()), call)
     vars(one)["of_call"] = call  # for `Beginnings`: `h, c = init_hidden()` begins both
@@ -207,12 +217,9 @@ def kept_as_best(inside: Iterable[ast.AST]) -> dict[str, list[ast.Assign]]:
         if not isinstance(node, ast.If):
             continue
         sets = [
-            (each, *pair)
-            for each in ast.walk(node)
-            if isinstance(each, ast.Assign)
-            for pair in _kept_by(each)
+            (each, *pair) for each in walk(node) if isinstance(each, ast.Assign) for pair in _kept_by(each)
         ]
-        for test in ast.walk(flags.get(word_of(node.test), node.test)):
+        for test in walk(flags.get(word_of(node.test), node.test)):
             if (sides := _sides(test)) is None:
                 continue
             is_none = word_of(sides[0]) if getattr(sides[1], "value", "") is None else ""
@@ -248,7 +255,7 @@ def _kept_by(statement: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_of_many(index: ast.expr) -> bool:
-    return any(isinstance(each, ast.Slice) or getattr(each, "value", None) is ... for each in ast.walk(index))
+    return any(isinstance(each, ast.Slice) or getattr(each, "value", None) is ... for each in walk(index))
 
 
 def _is_formed(value: ast.expr, word: str) -> bool:
@@ -300,14 +307,14 @@ def _changed_by_call(node: ast.Call) -> ast.expr | None:
     return held
 
 
-def edges(inside: Iterable[Any]) -> Iterator[tuple[Any, set[str], set[str]]]:
+def edges(inside: Iterable[Any]) -> Iterator[tuple[Any, frozenset[str], set[str]]]:
     """Yield each statement or call that gives words a value, those that it follows from, and these words.
 
     An assignment follows from its value, and all assignments within a condition from that.
     """
     for node in inside:
         if isinstance(node, ast.If):
-            parts = (each for part in (*node.body, *node.orelse) for each in ast.walk(part))
+            parts = (each for part in (*node.body, *node.orelse) for each in walk(part))
             yield node, words_in(node.test), {target for each in parts for target, _ in _set_by(each)}
         for target, value in _set_by(node):
             yield node, words_in(value), {target}

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import source_file
+from ...inventory.call_stack import source_file, walk
 from ...inventory.objects import outer_variables
 from .assignments import (
     FORMING,
@@ -72,10 +72,7 @@ class _Source:
         known = [*statements]
         #: By the id of a node, the class that it is in.
         self._class_of = {
-            id(inner): each.name
-            for each in known
-            if isinstance(each, ast.ClassDef)
-            for inner in ast.walk(each)
+            id(inner): each.name for each in known if isinstance(each, ast.ClassDef) for inner in walk(each)
         }
         for node in known:
             if isinstance(node, (ast.stmt, ast.NamedExpr)):
@@ -101,7 +98,7 @@ class _Source:
                 word for each in node.items if each.optional_vars for word in words_in(each.optional_vars)
             }
         elif isinstance(node, ast.Match):
-            self.doubts |= {getattr(each, "name", None) or "" for each in ast.walk(node)} - {""}
+            self.doubts |= {getattr(each, "name", None) or "" for each in walk(node)} - {""}
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             self.shared |= {*node.names}
         elif isinstance(node, ast.If) and any(isinstance(each, ast.Continue) for each in node.body):
@@ -115,7 +112,7 @@ class _Source:
                 self.of_classes.add(id(value))
         value = node.value
         asks = value is not None and (
-            any(isinstance(each, ast.Call) and last_name(each.func) in _CLOCKS for each in ast.walk(value))
+            any(isinstance(each, ast.Call) and last_name(each.func) in _CLOCKS for each in walk(value))
             or not self._clocked.isdisjoint(words_in(value))
         )
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -124,7 +121,7 @@ class _Source:
                 self.doubts |= words_in(target) if isinstance(node, ast.AugAssign) else set()
             if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
                 self.refilled.add(last_name(target))
-            for each in ast.walk(target):
+            for each in walk(target):
                 if isinstance(each, ast.Subscript) and not word_of(each):
                     self._read_item(each, value)
 
@@ -203,22 +200,18 @@ def _owner_of_attributes(value: ast.expr) -> ast.expr | None:
 
 @functools.lru_cache(maxsize=64)
 def _source_of(file: str) -> _Source:
-    return _Source(ast.walk(source_file(file)))
+    return _Source(walk(source_file(file)))
 
 
 @functools.lru_cache(maxsize=64)
 def _source_around(file: str, line: int) -> _Source:
     """Return the source of the functions around the one that begins in a line, whose outer variables are theirs."""
     defined = [
-        each
-        for each in ast.walk(source_file(file))
-        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+        each for each in walk(source_file(file)) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
     around = [each for each in defined if each.lineno < line <= (each.end_lineno or 0)]
-    source = _Source(each for outer in around[:1] for each in ast.walk(outer))
-    source.doubts |= {
-        each.arg for outer in around for each in ast.walk(outer.args) if isinstance(each, ast.arg)
-    }
+    source = _Source(each for outer in around[:1] for each in walk(outer))
+    source.doubts |= {each.arg for outer in around for each in walk(outer.args) if isinstance(each, ast.arg)}
     return source
 
 

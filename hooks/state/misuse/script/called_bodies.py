@@ -10,8 +10,8 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from ...inventory.attribute_words import last_name, source_of
-from ...inventory.call_stack import is_library
-from .assignments import expression, object_of, word_at, word_of
+from ...inventory.call_stack import is_library, walk
+from .assignments import expression, new_expression, object_of, word_at, word_of
 from .registered_names import DICTS, RegisteredNames, nodes
 
 #: The most bodies that are read for one loop.
@@ -69,7 +69,7 @@ def called_bodies(inside: Iterable[Any], names: RegisteredNames, file: str) -> l
             for parameter, value in given:
                 parameter = _word(function, parameter)
                 names.bind_name(parameter, value)
-                link = ast.copy_location(ast.Assign([expression(parameter)], value), value)
+                link = ast.copy_location(ast.Assign([new_expression(parameter)], value), value)
                 vars(link)["call"] = node  # for `TurnBlocks`: it stands where the call does
                 links.append(link)
             if (known := seen.get(key)) is not None:
@@ -207,7 +207,7 @@ def _read(
 ) -> CalledBody:
     """Return a function's statements with the loop's words, also for what it is given and does not set to another value."""
     me, statements = source_of(function)
-    inside = (each for statement in statements for each in ast.walk(statement) if isinstance(each, ast.Name))
+    inside = (each for statement in statements for each in walk(statement) if isinstance(each, ast.Name))
     rebound = {each.id for each in inside if not isinstance(each.ctx, ast.Load)}
     own = {*function.__code__.co_varnames} & rebound
     words = {name: each for name, each in words.items() if name not in own}
@@ -241,11 +241,13 @@ class _Reading(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         word = self._words.get(node.id)
-        return ast.copy_location(expression(word), node) if word else node
+        return ast.copy_location(new_expression(word), node) if word else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if isinstance(node.value, ast.Call) and last_name(node.value.func) == "super" and self._object:
-            return ast.copy_location(expression(f"{self._object}.{node.attr}{_BEHIND}{self._class}"), node)
+            return ast.copy_location(
+                new_expression(f"{self._object}.{node.attr}{_BEHIND}{self._class}"), node
+            )
         self.generic_visit(node)
         return node
 
@@ -255,8 +257,8 @@ class _Reading(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         self.generic_visit(node)
         value = node.value or ast.Constant(None)
-        made: list[ast.stmt] = [ast.Assign([expression(self._returned)], value)]
+        made: list[ast.stmt] = [ast.Assign([new_expression(self._returned)], value)]
         # What is returned under one name may be several values.
         for at, each in enumerate(value.elts if isinstance(value, ast.Tuple) else [value] * _TOGETHER):
-            made.append(ast.Assign([expression(word_at(self._returned, at))], each))
+            made.append(ast.Assign([new_expression(word_at(self._returned, at))], each))
         return [ast.copy_location(each, node) for each in made]

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...inventory import objects
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import OURS, source_file, variables_of
+from ...inventory.call_stack import OURS, source_file, variables_of, walk
 from ...inventory.reachable import MACHINERY
 from .assignments import changed_by_itself, words_in
 from .registered_names import RegisteredNames, nodes
@@ -84,7 +84,7 @@ def _below(value: Any) -> Iterator[Any]:
 
 def _has_position(code: CodeType) -> bool:
     """Return whether a generator's source surely goes over something, or counts: one that only draws begins as it goes on."""
-    for each in ast.walk(source_file(code.co_filename)):
+    for each in walk(source_file(code.co_filename)):
         if not isinstance(each, ast.FunctionDef) or each.name != code.co_name:
             continue
         if each.lineno <= code.co_firstlineno + len(each.decorator_list) <= (each.end_lineno or 0):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
+from ...inventory.call_stack import walk
 from .assignments import edges, expression, is_by_equality, items_named_in, set_anew, word_of, words_in
 from .registered_names import LOOPS, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
@@ -71,7 +73,7 @@ class Dependence:
                 if not {*map(id, statements)} <= {*map(id, nodes(condition.body))}:
                     continue  # turns of other numbers set it too
                 # What stands under a condition of that number, as this one does, reads what the turn itself has set.
-                alike = (each for one in self._conditions_like(condition) for each in ast.walk(one))
+                alike = (each for one in self._conditions_like(condition) for each in walk(one))
                 places = _Places([], unread | {*map(id, alike)})
             if any(self._is_left_at(each, places) for each in reads[word]):
                 self.left[word], self._places[word] = statements, places
@@ -88,16 +90,16 @@ class Dependence:
         found = set[int]()
         for node in self._inside:
             if isinstance(node, ast.While):
-                found |= {*map(id, ast.walk(node.test))}
+                found |= {*map(id, walk(node.test))}
             elif isinstance(node, ast.Compare) and is_by_equality(node):
                 found |= {id(each) for each in (node.left, *node.comparators) if word_of(each)}
             elif isinstance(node, ast.For) and not self._turn.is_around_boundary(node):
                 numbers = words_in(node.target)
-                for each in ast.walk(node):
+                for each in walk(node):
                     if isinstance(each, ast.If) and numbers & words_in(each.test):
-                        found |= {*map(id, ast.walk(each))}
+                        found |= {*map(id, walk(each))}
             elif own := items_named_in(node):
-                found |= {id(each) for each in ast.walk(node) if word_of(each) in own}
+                found |= {id(each) for each in walk(node) if word_of(each) in own}
         return found
 
     def _set_by_number(self) -> dict[str, ast.If]:
@@ -107,7 +109,7 @@ class Dependence:
             id(each)
             for node in self._inside
             if isinstance(node, LOOPS) and not self._turn.is_around_boundary(node)
-            for each in ast.walk(node)
+            for each in walk(node)
         }
         for node in self._inside:
             if not isinstance(node, ast.If) or not _remainders(node.test) or id(node) in within:
@@ -166,7 +168,7 @@ class Dependence:
             if (name.startswith("save") or name in _WRITING) and not self._names.is_guards(node.func):
                 yield node, ""
         for word, value in set_anew(node) if isinstance(node, ast.Assign) else ():
-            calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)]
+            calls = [each for each in walk(value) if isinstance(each, ast.Call)]
             copy = next((each for each in calls if last_name(each.func) in _COPYING), None)
             if copy is not None and any(map(self._owner, words_in(value))) and not self._owner(word):
                 yield copy, word
@@ -191,7 +193,7 @@ class Dependence:
                     if line < self._follows.get(target, line + 1) and not self._owner(target):
                         self._follows[target], found = line, True
 
-    def _meets(self, node: Any, words: set[str]) -> bool:
+    def _meets(self, node: Any, words: AbstractSet[str]) -> bool:
         """Return whether one of the words follows from the value, where a statement or a call stands."""
         lines = [self._follows[each] for each in words if each in self._follows and self._reads(node, each)]
         return bool(lines) and (not self._turn.is_in_loop(node) or node.lineno >= min(lines))
@@ -211,7 +213,7 @@ class Dependence:
             return any(self._acts(each, trains=trains) for each in parts)
         if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inside = (each for target in targets for each in ast.walk(target))
+            inside = (each for target in targets for each in walk(target))
             places = (each.slice for each in inside if isinstance(each, ast.Subscript))
             return any(self._meets(node, words_in(each)) for each in (node.value, *places))
         if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
@@ -260,7 +262,7 @@ def _remainders(test: ast.expr) -> set[str]:
     """Return the remainders of numbers that a condition asks for, as `step % 10` and `(step + 1) % 10`."""
     return {
         ast.unparse(each)
-        for each in ast.walk(test)
+        for each in walk(test)
         if isinstance(each, ast.BinOp)
         and isinstance(each.op, ast.Mod)
         and word_of(each.left.left if isinstance(each.left, ast.BinOp) else each.left)

@@ -24,13 +24,15 @@ from ...inventory.call_stack import (
     caller,
     files_beside,
     modules_beside,
+    parts_of,
     scopes,
     script_functions,
     source_file,
     statements_at,
+    walk,
 )
 from ...inventory.reachable import MACHINERY, attributes_of, children_of
-from ...inventory.walk import reach
+from ...inventory.walk import ATOMS, reach
 from ...parts.attribute_watch import mark_of
 from ...parts.loaders.generators import global_generators
 from ...parts.loaders.generators import objects as objects_of_loader
@@ -148,7 +150,8 @@ def _children(owner: Any) -> Iterator[tuple[str, Any]]:
         if type(owner) is _Variables or base.__len__(owner) <= _LONG:
             yield from (each for each in children_of(owner) if "…" not in each[0] and " (" not in each[0])
     else:
-        yield from ((f".{name}", each) for name, each in attributes_of(owner).items())
+        held = attributes_of(owner).items()
+        yield from ((f".{name}", each) for name, each in held if type(each) not in ATOMS)
 
 
 def _is_entered(value: object) -> bool:
@@ -191,7 +194,7 @@ def _is_drawn_again(word: str) -> bool:
         attribute = last_name(node) if of_it else ""
         if attribute in _SETTING or (attribute in _SEEDING and again):
             return True
-        waiting += [(each, again) for each in ast.iter_child_nodes(node)]
+        waiting += [(each, again) for each in parts_of(node)]
     return False
 
 
@@ -202,13 +205,13 @@ def _is_wound(word: str, chain: list[ast.AST], statements: list[Any]) -> bool:
         name
         for each in scope
         for name, value in assigned(each)
-        if any(last_name(getattr(one, "func", None)) == "restore" for one in ast.walk(value))
+        if any(last_name(getattr(one, "func", None)) == "restore" for one in walk(value))
     }
     return any(
         isinstance(each, ast.For)
         and each not in chain
         and not known.isdisjoint(words_in(each.iter))
-        and word.partition(".")[0].partition("[")[0] in {getattr(one, "id", "") for one in ast.walk(each)}
+        and word.partition(".")[0].partition("[")[0] in {getattr(one, "id", "") for one in walk(each)}
         for each in scope
     )
 

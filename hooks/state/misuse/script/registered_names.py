@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...inventory.attribute_words import last_name
-from ...inventory.call_stack import variables_of
+from ...inventory.call_stack import parts_of, variables_of, walk
 from ...inventory.objects import outer_variables
 from ...inventory.reachable import MACHINERY, attributes_of, children_of, dict_of
 from ...inventory.walk import reach
@@ -72,7 +72,7 @@ class RegisteredNames:
     def bind(self, node: ast.AST) -> None:
         """Note what the names of a loop stand for."""
         if isinstance(node, (ast.For, ast.AsyncFor)) and (found := self._owner_of_items(node.iter)):
-            self._bound |= {each.id: found for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+            self._bound |= {each.id: found for each in walk(node.target) if isinstance(each, ast.Name)}
 
     def bind_name(self, name: str, value: ast.expr) -> None:
         """Note what a parameter stands for, if that is in a registered value."""
@@ -81,7 +81,7 @@ class RegisteredNames:
 
     def guard_calls(self, statement: ast.stmt, method: str) -> bool:
         """Return whether a statement calls a method of a guard, as in `guard.save()`."""
-        calls = (each.func for each in ast.walk(statement) if isinstance(each, ast.Call))
+        calls = (each.func for each in walk(statement) if isinstance(each, ast.Call))
         return any(getattr(each, "attr", "") == method and self.is_guards(each) for each in calls)
 
     def is_guards(self, function: ast.expr) -> bool:
@@ -138,10 +138,10 @@ def _may_hold(value: object) -> bool:
 
 def nodes(statements: Iterable[ast.AST]) -> Iterator[ast.stmt | ast.expr]:
     """Yield what statements execute, in the order of the source, without what they only define."""
-    waiting: deque[ast.AST] = deque(statements)
+    waiting = [*statements][::-1]
     while waiting:
-        node = waiting.popleft()
+        node = waiting.pop()
         if not isinstance(node, SCOPES):
             if isinstance(node, (ast.stmt, ast.expr)):
                 yield node
-            waiting.extendleft(reversed([*ast.iter_child_nodes(node)]))
+            waiting += parts_of(node)[::-1]

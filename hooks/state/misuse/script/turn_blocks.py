@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...inventory.attribute_words import last_name
+from ...inventory.call_stack import parts_of, walk
 from .assignments import (
     assigned,
     base_of,
@@ -49,13 +50,14 @@ class TurnBlocks:
             self._bodies.setdefault(body.word, []).extend(body.statements)
         parts = (loop, *(ast.Module(each.statements, []) for each in bodies))
         for part in parts:
-            for each in ast.walk(part):
+            for each in walk(part):
                 for block in (getattr(each, name, None) for name in _BLOCKS):
                     if isinstance(block, list):
-                        self._blocks |= {id(statement): (each, block) for statement in block}
+                        self._blocks.update((id(statement), (each, block)) for statement in block)
         for body in bodies:
             # What a call gives stands where the call does, and also in what is called.
-            self._body_of = {id(each): body for each in nodes(body.statements)} | self._body_of
+            for each in nodes(body.statements):
+                self._body_of.setdefault(id(each), body)
         #: By the id of an expression, the innermost statement that it is in.
         self._statement_of: dict[int, ast.stmt] = {}
         for statement in [each for _, block in self._blocks.values() for each in block]:
@@ -67,7 +69,7 @@ class TurnBlocks:
         self._got = [
             (target, value)
             for part in parts
-            for node in ast.walk(part)
+            for node in walk(part)
             for target, value in assigned(node)
             if isinstance(value, ast.Call) and last_name(value.func) == "get"
         ]
@@ -215,7 +217,7 @@ class TurnBlocks:
 def _asks_for_a_key(test: ast.expr, words: set[str]) -> bool:
     """Return whether a condition asks whether one of some dicts has a key, as `key in x`, or `x.get(key) is None`."""
     asks = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
-    compares = (each for each in ast.walk(test) if isinstance(each, ast.Compare))
+    compares = (each for each in walk(test) if isinstance(each, ast.Compare))
     return any(isinstance(each.ops[0], asks) and words & words_in(each) for each in compares)
 
 
@@ -234,7 +236,7 @@ def _always_set(statements: list[ast.stmt]) -> set[str]:
             found |= _always_set(each.body) if getattr(each.test, "value", False) is True else set()
         elif not isinstance(each, (ast.Match, ast.For, ast.AsyncFor)):
             found |= {word for word, _ in set_anew(each)}
-            found |= {word for one in ast.walk(each) for word in refilled(one)}
+            found |= {word for one in walk(each) for word in refilled(one)}
             for target in getattr(each, "targets", ()):
                 if isinstance(target, ast.Subscript) and is_of_many(target.slice):  # `del x[:]`, `x[...] = y`
                     found.add(word_of(target.value))
@@ -256,4 +258,4 @@ def leaves_out_turns(statement: ast.AST, loops: Sequence[ast.AST]) -> set[str]:
 def _own(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
     """Yield the expressions of a statement without those of the statements in it."""
     held = {id(each) for name in (*_BLOCKS, "handlers") for each in getattr(statement, name, ()) or ()}
-    yield from nodes([each for each in ast.iter_child_nodes(statement) if id(each) not in held])
+    yield from nodes([each for each in parts_of(statement) if id(each) not in held])
