@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from ...inventory.attribute_words import REFILLING, last_name
@@ -39,6 +39,9 @@ FORMING = frozenset(
 )
 #: Functions that change what they are given first.
 _CHANGING_FIRST = frozenset({"shuffle", "next", "heappush", "heappushpop", "heapreplace"})
+#: Functions, and methods, that give their result once more for it.
+_BOUNDING = frozenset({"min", "max", "abs"})
+_BOUNDING_METHODS = _BOUNDING | {"minimum", "maximum", "clip", "clamp"}
 _EQUALITY = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 #: Functions that give a number another form.
 _ROUNDING = frozenset({"round", "float", "int"})
@@ -278,6 +281,32 @@ def _is_formed(value: ast.expr, word: str) -> bool:
     return word_of(value) == word
 
 
+def is_settled(value: ast.expr, word: str, moved: Set[str]) -> bool:
+    """Return whether a word gets the same value in each turn, whatever it was, as in `size = min(size, most)` and `x = x or default`.
+
+    Args:
+        value: the value.
+        word: the word.
+        moved: the words that a turn sets.
+    """
+    parts: Sequence[ast.expr] = []
+    function = value.func if isinstance(value, ast.Call) else None
+    is_method = isinstance(function, ast.Attribute)
+    if isinstance(value, ast.Call) and last_name(function) in (_BOUNDING_METHODS if is_method else _BOUNDING):
+        parts = [*value.args, *(each.value for each in value.keywords)]
+        parts = [*parts, function.value] if isinstance(function, ast.Attribute) else parts
+    elif isinstance(value, ast.BoolOp):
+        parts = value.values
+    elif isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+        if not words_in(value.test).isdisjoint(moved - {word}):
+            return False
+    # A part that is made of the word, as `size + 1`, moves it on.
+    return word in map(word_of, parts) and all(
+        word_of(each) == word or words_in(each).isdisjoint(moved | {word}) for each in parts
+    )
+
+
 def refilled(node: ast.AST) -> Iterator[str]:
     """Yield the words whose values a call sets as a whole, as in `x.zero_()`, `x.normal_().mul_(2)` and `np.copyto(x, y)`."""
     while isinstance(node, ast.Call):
@@ -318,6 +347,12 @@ def edges(inside: Iterable[Any]) -> Iterator[tuple[Any, frozenset[str], set[str]
             yield node, words_in(node.test), {target for each in parts for target, _ in _set_by(each)}
         for target, value in _set_by(node):
             yield node, words_in(value), {target}
+
+
+def moved_by(node: ast.AST) -> set[str]:
+    """Return the words that a statement or a call gives other values, also in place, and those of a loop's items."""
+    looped = words_in(node.target) if isinstance(node, (ast.For, ast.AsyncFor)) else frozenset()
+    return {word for word, _ in _set_by(node)} | {*changed_by_itself(node), *looped}
 
 
 def _set_by(node: Any) -> Iterator[tuple[str, ast.expr]]:

@@ -28,6 +28,7 @@ from .assignments import (
     word_of,
     words_in,
 )
+from .carried_values import NUMBERS
 from .registered_names import RegisteredNames
 
 #: Calls that ask a clock: what follows from one is a limit of this process.
@@ -391,14 +392,14 @@ class Beginnings:
 
 
 def _is_a_number(value: ast.expr) -> bool:
-    """Return whether an expression is a number by itself, as `0`, `-1.0`, `math.inf` and `float("inf")`."""
+    """Return whether an expression is a number by itself, as `0`, `-1.0`, `True`, `math.inf` and `float("inf")`."""
     if isinstance(value, ast.UnaryOp):
         return _is_a_number(value.operand)
     if isinstance(value, ast.Call):
         return last_name(value.func) == "float" and all(isinstance(each, ast.Constant) for each in value.args)
     if isinstance(value, ast.Attribute):
         return value.attr in ("inf", "nan")
-    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+    return isinstance(value, ast.Constant) and type(value.value) in NUMBERS
 
 
 def _is_of_zeros(value: ast.expr) -> bool:

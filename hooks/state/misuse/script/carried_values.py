@@ -20,6 +20,7 @@ from ...inventory.reachable import MACHINERY
 from .assignments import changed_by_itself, words_in
 from .registered_names import RegisteredNames, nodes
 
+NUMBERS = (int, float, bool)
 CONTAINERS = (list, deque, set, dict, defaultdict, Counter)
 #: Iterators over what they are given, beside those of `itertools`.
 _ITERATED: tuple[Iterable[Any], ...] = ([], (), "", {}, set(), range(0))
@@ -33,12 +34,12 @@ _DEPTH, _OBJECTS = 4, 200
 def is_carried(value: Any, names: RegisteredNames) -> bool:
     """Return whether a value of a script may be state that no checkpoint has, by its type and by what it has in it now."""
     kind = type(value)
-    if kind in (int, float):
+    if kind in NUMBERS:
         return True
     if kind in CONTAINERS:
         return bool(value)
     if issubclass(kind, tuple):  # as an LSTM's hidden state
-        return any(is_carried(each, names) for each in value if type(each) not in (int, float))
+        return any(is_carried(each, names) for each in value if type(each) not in NUMBERS)
     if kind is torch.Tensor or objects.is_array(value):
         return not names.owner_of(value)
     return is_iterator(value) and not any(

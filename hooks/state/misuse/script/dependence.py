@@ -12,7 +12,16 @@ from torch.optim import Optimizer
 
 from ...inventory.attribute_words import SHOWING, last_name
 from ...inventory.call_stack import walk
-from .assignments import edges, expression, is_by_equality, items_named_in, set_anew, word_of, words_in
+from .assignments import (
+    base_of,
+    edges,
+    expression,
+    is_by_equality,
+    items_named_in,
+    set_anew,
+    word_of,
+    words_in,
+)
 from .registered_names import LOOPS, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks
 
@@ -57,7 +66,7 @@ class Dependence:
         self.left = dict[str, list[Any]]()
         self._places: dict[str, _Places] = {}
         self._find_left()
-        self._followed = ""
+        self._followed, self._is_flag = "", False
 
     def _find_left(self) -> None:
         sets, reads = dict[str, list[Any]](), dict[str, list[Any]]()
@@ -136,12 +145,22 @@ class Dependence:
             bool(calls[1]) and all(self._is_before(one, each, depth - 1) for each in calls[1])
         )
 
-    def on(self, word: str) -> bool:
-        """Return whether training surely depends on a word."""
+    def is_read_before(self, word: str, change: Any) -> bool:
+        """Return whether a turn reads a word before a statement that changes it, and elsewhere than to decide about that."""
+        around = (each.test for each in self._inside if isinstance(each, ast.If) and change in each.body)
+        own = {id(each) for part in (change, *around) for each in walk(part)}
+        return any(
+            word_of(each) == word and id(each) not in own and self._is_before(each, change)
+            for each in self._inside
+            if isinstance(getattr(each, "ctx", None), ast.Load)
+        )
+
+    def on(self, word: str, *, is_flag: bool = False) -> bool:
+        """Return whether training surely depends on a word. What a flag decides once, as a cache, a resumed run has once, too."""
         conditions = [each for each in self._inside if isinstance(each, ast.If)]
         if any(self._turn.is_around_boundary(each) and word in words_in(each.test) for each in conditions):
             return False  # a count of micro-batches, which is 0 again at the boundary that it decides
-        self._follow(word)
+        self._follow(word, is_flag=is_flag)
         return any(map(self._depends, self._inside))
 
     def kept_by(self, word: str, *, names_it: bool) -> Iterator[tuple[Any, str]]:
@@ -178,9 +197,12 @@ class Dependence:
         places = self._places.get(word) if word == self._followed else None
         return places is None or self._is_left_at(node, places)
 
-    def _follow(self, word: str) -> None:
-        """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on."""
-        self._followed, self._follows = word, {word: 0}
+    def _follow(self, word: str, *, is_flag: bool = False) -> None:
+        """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on.
+
+        From a flag nothing follows that is carried on.
+        """
+        self._followed, self._is_flag, self._follows = word, is_flag, {word: 0}
         found = True
         while found:
             found = False
@@ -189,9 +211,18 @@ class Dependence:
                     continue
                 for target in targets:
                     own = self._turn.is_in_loop(node) and target in self._turn.always_set
+                    if self._is_flag and not (own or self._is_of_a_call(node, target)):
+                        continue
                     line = node.lineno if own else 0
                     if line < self._follows.get(target, line + 1) and not self._owner(target):
                         self._follows[target], found = line, True
+
+    def _is_of_a_call(self, node: Any, word: str) -> bool:
+        """Return whether a word is a variable of a body, which a statement of it or a call sets, or what it returns."""
+        if "call" in vars(node):
+            return True
+        body = self._turn.body_of(node)
+        return body is not None and (base_of(word) == "" or word.startswith(body.word))
 
     def _meets(self, node: Any, words: AbstractSet[str]) -> bool:
         """Return whether one of the words follows from the value, where a statement or a call stands."""
@@ -209,7 +240,9 @@ class Dependence:
             if self._turn.is_around_boundary(node) or not self._meets(node, words_in(node.test)):
                 return False
             parts = [*self._turn.executed([*node.body, *node.orelse])]
-            trains = any(last_name(getattr(each, "func", None)) == "backward" for each in parts)
+            trains = any(last_name(getattr(each, "func", None)) == "backward" for each in parts) or (
+                bool(node.orelse) and all(map(self._steps, (node.body, node.orelse)))
+            )
             return any(self._acts(each, trains=trains) for each in parts)
         if isinstance(node, (ast.Assign, ast.AugAssign)) and self._changes(node):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -227,6 +260,13 @@ class Dependence:
         changes = last_name(node.func).endswith("_") and any(map(self._owner, words_in(node)))
         return bool(self._names.owner(node.func)) or changes
 
+    def _steps(self, statements: list[ast.stmt]) -> bool:
+        calls = (each.func for each in self._turn.executed(statements) if isinstance(each, ast.Call))
+        return any(
+            isinstance(each, ast.Attribute) and each.attr == "step" and self._names.owner(each.value)
+            for each in calls
+        )
+
     def _changes(self, node: Any) -> bool:
         """Return whether a statement sets a part of a registered value."""
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -241,6 +281,8 @@ class Dependence:
         Args:
             trains: whether a step there is one of what the word decides, and not of what was gathered until then.
         """
+        if self._is_flag and last_name(getattr(node, "func", None)) != "step":
+            return False  # it ends the loop in a resumed run, too, and thaws a layer once more
         if isinstance(node, (ast.Break, ast.Return)):
             return self._turn.is_in_loop(node)
         if isinstance(node, (ast.Assign, ast.AugAssign)):

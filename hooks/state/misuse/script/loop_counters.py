@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -30,8 +30,10 @@ from .assignments import (
     base_of,
     changed_by_itself,
     expression,
+    is_settled,
     kept_as_best,
     last_of,
+    moved_by,
     object_of,
     word_of,
     words_in,
@@ -40,7 +42,7 @@ from .beginnings import Beginnings
 from .behind_boundary import changed_behind
 from .behind_restore import changed_behind_restore
 from .called_bodies import called_bodies, gone_over, word_called
-from .carried_values import is_carried, is_iterator
+from .carried_values import NUMBERS, is_carried, is_iterator
 from .dependence import Dependence
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks, leaves_out_turns
@@ -192,12 +194,15 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
     carried = left | counts
     changed = best | carried
+    moved = {word for node in inside for word in moved_by(node)}
     for word in sorted(changed, key=lambda word: (changed[word][0].lineno, word)):
         known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
         changes = [each for each in carried.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
+        if all(_is_settled(each, word, moved) and not depends.is_read_before(word, each) for each in changes):
+            continue
         if issubclass(type(value), dict):
             changes = [each for each in changes if not turn.fills_a_gap(each, word)]
         if not changes:
@@ -222,9 +227,12 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         is_count = (
             word in counts and not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
         )
-        what, held = _TRAINING if depends.on(word) else "", ""
+        is_flag = type(value) is bool
+        if is_flag and not kept and turn.ends_with(word, begun.first(word)):
+            continue
+        what, held = _TRAINING if depends.on(word, is_flag=is_flag) else "", ""
         if (
-            not what
+            not (what or is_flag)
             and word not in left
             and (copy := next(depends.kept_by(word, names_it=is_count), None)) is not None
         ):
@@ -243,6 +251,11 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
                 entries, remedy = _remedy(known, value, changes, begun.first(word))
                 remedy += _NUMBER if remedy and by_step else ""
             yield _Carried(word, place(changes[0]), what, bool(kept), by_step, entries, remedy)
+
+
+def _is_settled(change: Any, word: str, moved: Set[str]) -> bool:
+    values = [value for target, value in assigned(change) if target == word]
+    return bool(values) and all(is_settled(each, word, moved) for each in values)
 
 
 def _updated(node: Any, names: RegisteredNames) -> Iterator[str]:
@@ -267,7 +280,7 @@ def _remedy(word: ast.expr, value: Any, changes: list[Any], first: str) -> tuple
         return {}, _ITERATE
     if isinstance(word, ast.Subscript):
         return {}, _REGISTER % ast.unparse(word.value)
-    if type(value) in (int, float):
+    if type(value) in NUMBERS:
         return {name: first}, ""
     in_place = not any(text in {known for known, _ in assigned(each)} for each in changes)
     return ({}, _HOLD % (name, text)) if in_place else ({name: "…"}, "")

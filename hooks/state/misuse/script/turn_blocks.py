@@ -40,6 +40,7 @@ class TurnBlocks:
 
     def __init__(self, chain: list[ast.AST], loop: ast.AST, bodies: list[CalledBody]) -> None:
         self._chain = {*map(id, chain)}
+        self._innermost = next((each for each in chain if isinstance(each, LOOPS)), loop)
         #: By the id of a statement: what it is in, and the statements beside it.
         self._blocks: dict[int, tuple[ast.AST, list[Any]]] = {}
         #: By the word of a body, the innermost statements that call it; and by the id of a statement, the body that it is in.
@@ -151,6 +152,16 @@ class TurnBlocks:
             if isinstance(statement, (ast.If, ast.ExceptHandler)) and not self.is_around_boundary(statement):
                 return False
         return True
+
+    def ends_with(self, word: str, value: str) -> bool:
+        """Return whether the last statement of a turn that sets a word, and that each turn executes, gives it this value."""
+        sets = [
+            (each, value)
+            for statement in getattr(self._innermost, "body", ())
+            for each, value in set_anew(statement)
+            if each == word
+        ]
+        return bool(sets) and ast.unparse(sets[-1][1]) == value
 
     def begins_anew(self, word: str, changes: list[Any]) -> bool:
         """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""

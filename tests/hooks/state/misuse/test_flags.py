@@ -1,0 +1,271 @@
+"""Flags that a loop sets and later turns ask for: named where training depends on them, and not for what is set up once."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from spotguard.hooks.guard import Guard
+from tests.hooks.state.misuse.scripts import Script, Training, lines
+
+pytestmark = pytest.mark.torch
+
+
+def doubles_the_first_loss(training: Training, guard: Guard) -> None:
+    first = True
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if first:
+            loss = loss * 2
+        first = False
+        training.learn(loss)
+
+
+def warms_up_until_a_loss_is_low(training: Training, guard: Guard) -> None:
+    warm = True
+    for _ in guard.steps(3):
+        loss = training.output().square().mean() * (0.1 if warm else 1.0)
+        if training.learn(loss) < 0.01:
+            warm = False
+
+
+def steps_twice_every_other_turn(training: Training, guard: Guard) -> None:
+    flip = False
+    for _ in guard.steps(3):
+        training.optimizer.zero_grad()
+        training.output().square().mean().backward()
+        if flip:
+            training.optimizer.step()
+            training.optimizer.step()
+        else:
+            training.optimizer.step()
+        flip = not flip
+
+
+def is_careful_behind_a_high_loss(training: Training, guard: Guard) -> None:
+    careful = False
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if careful:
+            loss = loss * 0.5
+        shown = training.learn(loss)
+        if shown > 2:
+            careful = True
+        elif shown < 1:
+            careful = False
+
+
+class Phases:
+    """Weighs the first loss otherwise."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        scale = 1.0 if self.begun else 0.1
+        self.begun = True
+        return loss * scale
+
+
+def asks_an_attribute(training: Training, guard: Guard) -> None:
+    phases = Phases()
+    for _ in guard.steps(3):
+        training.learn(phases.weigh(training.output().square().mean()))
+
+
+def asks_an_entry(training: Training, guard: Guard) -> None:
+    status = {"early": True}
+    for _ in guard.steps(3):
+        loss = training.output().square().mean() * (2 if status["early"] else 1)
+        status["early"] = False
+        training.learn(loss)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        (doubles_the_first_loss, "first"),
+        (warms_up_until_a_loss_is_low, "warm"),
+        (steps_twice_every_other_turn, "flip"),
+        (is_careful_behind_a_high_loss, "careful"),
+        (asks_an_attribute, "phases.begun"),
+        (asks_an_entry, "status['early']"),
+    ],
+)
+def test_flag_that_decides_what_a_turn_trains_is_named(
+    script: Script, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = lines(script, caplog)
+    assert line.startswith(f"{word} (test_flags.py:")
+    assert "begins anew in a resumed run, and training depends on it; " in line
+
+
+def makes_a_mask_once(training: Training, guard: Guard) -> None:
+    made, mask = False, torch.zeros(2)
+    for _ in guard.steps(3):
+        if not made:
+            mask = torch.ones(2)
+            made = True
+        training.learn((training.output() * mask).square().mean())
+
+
+def fills_a_cache_once(training: Training, guard: Guard) -> None:
+    filled, cache = False, dict[str, torch.Tensor]()
+    for _ in guard.steps(3):
+        if not filled:
+            cache["rows"] = torch.ones(3, 4)
+            filled = True
+        training.learn(training.model(cache["rows"]).square().mean())
+
+
+def thaws_once(training: Training, guard: Guard) -> None:
+    frozen = True
+    for _ in guard.steps(3):
+        if frozen:
+            for each in training.model.parameters():
+                each.requires_grad_(True)
+            frozen = False
+        training.learn(training.output().square().mean())
+
+
+def warns_once(training: Training, guard: Guard) -> None:
+    warned = False
+    for _ in guard.steps(3):
+        loss = training.learn(training.output().square().mean())
+        if not warned and loss > 0:
+            print("high")
+            warned = True
+
+
+def evaluates_in_between(training: Training, guard: Guard) -> None:
+    trains = True
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if trains:
+            training.learn(loss)
+        trains = False
+        print(float(training.output().detach().sum()))
+        trains = True
+
+
+def follows_the_step(training: Training, guard: Guard) -> None:
+    late = False
+    for step in guard.steps(3):
+        late = step > 1
+        training.learn(training.output().square().mean() * (2 if late else 1))
+
+
+def stops_when_it_is_done(training: Training, guard: Guard) -> None:
+    done = False
+    for step in guard.steps(3):
+        if done:
+            break
+        training.learn(training.output().square().mean())
+        done = step >= 10
+
+
+def never_changes_it(training: Training, guard: Guard) -> None:
+    smooth = True
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if smooth:
+            loss = loss * 0.5
+        training.learn(loss)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        makes_a_mask_once,
+        fills_a_cache_once,
+        thaws_once,
+        warns_once,
+        evaluates_in_between,
+        follows_the_step,
+        stops_when_it_is_done,
+        never_changes_it,
+    ],
+)
+def test_flag_of_what_a_process_sets_up_once_is_not_named(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lines(script, caplog) == []
+
+
+def takes_no_more_than_there_is(training: Training, guard: Guard) -> None:
+    size, rows = 8, torch.randn(3, 4)
+    for _ in guard.steps(3):
+        size = min(size, len(rows))
+        training.learn(training.model(rows[:size]).square().mean())
+
+
+def takes_a_default(training: Training, guard: Guard) -> None:
+    scale, power = None, None
+    for _ in guard.steps(3):
+        scale = scale or 2.0
+        power = 2 if power is None else power
+        training.learn(training.output().pow(power).mean() * scale)
+
+
+def bounds_a_tensor(training: Training, guard: Guard) -> None:
+    bound = torch.tensor(9.0)
+    for _ in guard.steps(3):
+        bound = bound.clamp(0, 5)
+        training.learn(training.output().square().mean() * bound)
+
+
+@pytest.mark.parametrize("script", [takes_no_more_than_there_is, takes_a_default, bounds_a_tensor])
+def test_value_that_each_turn_bounds_alike_is_not_named(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lines(script, caplog) == []
+
+
+def uses_it_before_it_is_bounded(training: Training, guard: Guard) -> None:
+    most = 8
+    for _ in guard.steps(3):
+        training.learn(training.output().square().mean() * most)
+        most = min(most, 3)
+
+
+def keeps_the_first_loss(training: Training, guard: Guard) -> None:
+    base = None
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        base = base or float(loss.detach())
+        training.learn(loss / base)
+
+
+def bounds_by_what_moves(training: Training, guard: Guard) -> None:
+    lowest = 9.0
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        lowest = min(lowest, float(loss.detach()))
+        training.learn(loss * lowest)
+
+
+def bounds_what_grows(training: Training, guard: Guard) -> None:
+    growing = 1
+    for _ in guard.steps(3):
+        growing += 1
+        growing = min(growing, 9)
+        training.learn(training.output().square().mean() * growing)
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        (uses_it_before_it_is_bounded, "most"),
+        (keeps_the_first_loss, "base"),
+        (bounds_by_what_moves, "lowest"),
+        (bounds_what_grows, "growing"),
+    ],
+)
+def test_value_that_is_bounded_and_differs_from_turn_to_turn_is_named(
+    script: Script, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = lines(script, caplog)
+    assert line.startswith(f"{word} (test_flags.py:")
