@@ -220,7 +220,7 @@ def test_prove_proves_an_unchanged_script(machine: Machine) -> None:
     [
         pytest.param("transformers", "twice", marks=pytest.mark.soak),
         ("transformers", "again"),
-        ("lightning", "twice"),
+        pytest.param("lightning", "twice", marks=pytest.mark.soak),
     ],
 )
 def test_two_trainings_of_one_process_end_as_if_never_cut(
