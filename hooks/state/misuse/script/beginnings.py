@@ -28,7 +28,7 @@ from .assignments import (
     word_of,
     words_in,
 )
-from .carried_values import NUMBERS
+from .carried_values import FUNCTIONS, NUMBERS
 from .registered_names import RegisteredNames
 
 #: Calls that ask a clock: what follows from one is a limit of this process.
@@ -380,6 +380,8 @@ class Beginnings:
         word = word_of(value)
         if not word or self._names is None or not depth or self.grows(word) or self._names.owner(value):
             return False
+        if type(self._names.value(value)) in FUNCTIONS and not self.values(word):
+            return True
         held = self._names.value(value.value) if isinstance(value, ast.Attribute) else None
         if hasattr(type(held), "__dataclass_fields__") and self.changes_itself(word):
             return False  # a method changes it
@@ -392,14 +394,14 @@ class Beginnings:
 
 
 def _is_a_number(value: ast.expr) -> bool:
-    """Return whether an expression is a number by itself, as `0`, `-1.0`, `True`, `math.inf` and `float("inf")`."""
+    """Return whether an expression is a number by itself, or a text: `0`, `-1.0`, `True`, `"warm"`, `math.inf`, `float("inf")`."""
     if isinstance(value, ast.UnaryOp):
         return _is_a_number(value.operand)
     if isinstance(value, ast.Call):
         return last_name(value.func) == "float" and all(isinstance(each, ast.Constant) for each in value.args)
     if isinstance(value, ast.Attribute):
         return value.attr in ("inf", "nan")
-    return isinstance(value, ast.Constant) and type(value.value) in NUMBERS
+    return isinstance(value, ast.Constant) and type(value.value) in (*NUMBERS, str)
 
 
 def _is_of_zeros(value: ast.expr) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import enum
 import gc
 import io
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from types import CodeType, GeneratorType
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .assignments import changed_by_itself, words_in
 from .registered_names import RegisteredNames, nodes
 
 NUMBERS = (int, float, bool)
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 CONTAINERS = (list, deque, set, dict, defaultdict, Counter)
 #: Iterators over what they are given, beside those of `itertools`.
 _ITERATED: tuple[Iterable[Any], ...] = ([], (), "", {}, set(), range(0))
@@ -34,7 +36,7 @@ _DEPTH, _OBJECTS = 4, 200
 def is_carried(value: Any, names: RegisteredNames) -> bool:
     """Return whether a value of a script may be state that no checkpoint has, by its type and by what it has in it now."""
     kind = type(value)
-    if kind in NUMBERS:
+    if kind in NUMBERS or is_setting(value):
         return True
     if kind in CONTAINERS:
         return bool(value)
@@ -45,6 +47,11 @@ def is_carried(value: Any, names: RegisteredNames) -> bool:
     return is_iterator(value) and not any(
         names.owner_of(each) or _is_a_loaders(each) for each in _below(value)
     )
+
+
+def is_setting(value: Any) -> bool:
+    """Return whether a value tells which way a turn goes, and has no other use: a flag, the name of a phase, or a function."""
+    return type(value) in (bool, str, *FUNCTIONS) or isinstance(value, enum.Enum)
 
 
 def is_iterator(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from .assignments import (
     expression,
     is_by_equality,
     items_named_in,
+    moved_by,
     set_anew,
     word_of,
     words_in,
@@ -61,6 +62,7 @@ class Dependence:
     ) -> None:
         self._inside, self._names, self._values, self._turn = inside, names, values, turn
         self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
+        self._moved = {word for node in inside for word in moved_by(node)}
         self._follows: dict[str, int] = {}
         #: The words that a turn reads as an earlier turn has set them, with the statements that do so.
         self.left = dict[str, list[Any]]()
@@ -78,12 +80,18 @@ class Dependence:
         unread, by_number = self._unread(), self._set_by_number()
         for word in sets.keys() & reads.keys():
             statements, places = sets[word], _Places(sets[word], unread)
-            if (condition := by_number.get(word)) is not None:
-                if not {*map(id, statements)} <= {*map(id, nodes(condition.body))}:
+            if conditions := by_number.get(word):
+                bodies = [each.body for each in conditions]
+                if not {*map(id, statements)} <= {id(each) for body in bodies for each in nodes(body)}:
                     continue  # turns of other numbers set it too
                 # What stands under a condition of that number, as this one does, reads what the turn itself has set.
-                alike = (each for one in self._conditions_like(condition) for each in walk(one))
-                places = _Places([], unread | {*map(id, alike)})
+                alike = {
+                    id(each)
+                    for one in self._conditions_like(conditions)
+                    for part in (one.test, *one.body)
+                    for each in (one, *walk(part))
+                }
+                places = _Places([], unread | alike)
             if any(self._is_left_at(each, places) for each in reads[word]):
                 self.left[word], self._places[word] = statements, places
 
@@ -100,7 +108,7 @@ class Dependence:
         for node in self._inside:
             if isinstance(node, ast.While):
                 found |= {*map(id, walk(node.test))}
-            elif isinstance(node, ast.Compare) and is_by_equality(node):
+            elif isinstance(node, ast.Compare) and is_by_equality(node) and self._compares_what_moves(node):
                 found |= {id(each) for each in (node.left, *node.comparators) if word_of(each)}
             elif isinstance(node, ast.For) and not self._turn.is_around_boundary(node):
                 numbers = words_in(node.target)
@@ -111,9 +119,16 @@ class Dependence:
                 found |= {id(each) for each in walk(node) if word_of(each) in own}
         return found
 
-    def _set_by_number(self) -> dict[str, ast.If]:
-        """Return the words that turns of some numbers set, as each tenth one does, with the condition under which they do."""
-        found = dict[str, ast.If]()
+    def _compares_what_moves(self, node: ast.Compare) -> bool:
+        """Return whether an expression compares a word with what the turn has set, or asks whether it is there: no test of a phase."""
+        moving = [
+            each for each in (node.left, *node.comparators) if not self._moved.isdisjoint(words_in(each))
+        ]
+        return len(moving) > 1 or any(getattr(each, "value", "") is None for each in node.comparators)
+
+    def _set_by_number(self) -> dict[str, list[ast.If]]:
+        """Return the words that turns of some numbers set, as each tenth or the hundredth does, with the conditions under which they do."""
+        found = dict[str, list[ast.If]]()
         within = {
             id(each)
             for node in self._inside
@@ -121,18 +136,32 @@ class Dependence:
             for each in walk(node)
         }
         for node in self._inside:
-            if not isinstance(node, ast.If) or not _remainders(node.test) or id(node) in within:
+            if not isinstance(node, ast.If) or not self._numbers_in(node.test) or id(node) in within:
                 continue
             if not self._turn.is_around_boundary(node):
                 words = {word for each in nodes(node.body) for word, _ in set_anew(each)}
                 # One that is tested too is made where there is none.
-                found |= dict.fromkeys(words - words_in(node.test), node)
+                for word in words - words_in(node.test):
+                    # All remainders together may be all turns.
+                    known = [] if _remainders(node.test) else found.get(word, [])
+                    found[word] = [*known, node]
         return found
 
-    def _conditions_like(self, condition: ast.If) -> Iterator[ast.If]:
-        """Yield a condition, and those that ask for the same remainder."""
+    def _numbers_in(self, test: ast.expr) -> set[str]:
+        """Return the remainders, and the values of words that a turn sets, for which a condition asks, as `step % 10` and `step == 100`."""
+        asked = _remainders(test)
+        for each in walk(test):
+            if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Eq):
+                sides = each.left, each.comparators[0]
+                if [not self._moved.isdisjoint(words_in(side)) for side in sides] == [True, False]:
+                    asked |= {ast.unparse(each)} if word_of(sides[0]) else set()
+        return asked
+
+    def _conditions_like(self, conditions: Iterable[ast.If]) -> Iterator[ast.If]:
+        """Yield conditions, and those that ask for the same numbers."""
+        asked = {each for one in conditions for each in self._numbers_in(one.test)}
         for node in self._inside:
-            if isinstance(node, ast.If) and _remainders(node.test) & _remainders(condition.test):
+            if isinstance(node, ast.If) and self._numbers_in(node.test) & asked:
                 yield node
 
     def _is_before(self, one: Any, other: Any, depth: int = _CALLS) -> bool:

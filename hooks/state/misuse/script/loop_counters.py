@@ -42,7 +42,7 @@ from .beginnings import Beginnings
 from .behind_boundary import changed_behind
 from .behind_restore import changed_behind_restore
 from .called_bodies import called_bodies, gone_over, word_called
-from .carried_values import NUMBERS, is_carried, is_iterator
+from .carried_values import FUNCTIONS, NUMBERS, is_carried, is_iterator, is_setting
 from .dependence import Dependence
 from .registered_names import LOOPS, SCOPES, RegisteredNames, nodes
 from .turn_blocks import TurnBlocks, leaves_out_turns
@@ -61,6 +61,7 @@ _KEEP = "keep %s in a registered dict, as in progress = {%s}"
 _REGISTER = "add %s to spotguard.register(…)"
 _HOLD = "register a dict that holds it, as in progress={'%s': %s}"
 _OBJECT = "register the dict of its attributes, as in %s=vars(%s)"
+_WHICH = "keep which one it is in a registered dict"
 _ITERATE = (
     "begin it at the step that guard.restore() returns, or wrap a loader in spotguard.ResumableLoader(…)"
 )
@@ -227,9 +228,11 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         is_count = (
             word in counts and not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
         )
-        is_flag = type(value) is bool
+        is_flag = is_setting(value) or all(map(_is_by_a_constant, changes))
         if is_flag and not kept and turn.ends_with(word, begun.first(word)):
             continue
+        if type(value) in FUNCTIONS and word in counts:
+            continue  # a function that is compiled, or wrapped, is so in each process
         what, held = _TRAINING if depends.on(word, is_flag=is_flag) else "", ""
         if (
             not (what or is_flag)
@@ -251,6 +254,10 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
                 entries, remedy = _remedy(known, value, changes, begun.first(word))
                 remedy += _NUMBER if remedy and by_step else ""
             yield _Carried(word, place(changes[0]), what, bool(kept), by_step, entries, remedy)
+
+
+def _is_by_a_constant(change: Any) -> bool:
+    return isinstance(change, ast.Assign) and isinstance(change.value, ast.Constant)
 
 
 def _is_settled(change: Any, word: str, moved: Set[str]) -> bool:
@@ -280,7 +287,9 @@ def _remedy(word: ast.expr, value: Any, changes: list[Any], first: str) -> tuple
         return {}, _ITERATE
     if isinstance(word, ast.Subscript):
         return {}, _REGISTER % ast.unparse(word.value)
-    if type(value) in NUMBERS:
+    if type(value) in FUNCTIONS:
+        return {}, _WHICH
+    if type(value) in NUMBERS or is_setting(value):
         return {name: first}, ""
     in_place = not any(text in {known for known, _ in assigned(each)} for each in changes)
     return ({}, _HOLD % (name, text)) if in_place else ({name: "…"}, "")

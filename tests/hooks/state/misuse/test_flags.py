@@ -1,12 +1,16 @@
-"""Flags that a loop sets and later turns ask for: named where training depends on them, and not for what is set up once."""
+"""Flags, phases and functions that a loop sets for later turns: named where training depends on them, and not for a set-up."""
 
 from __future__ import annotations
+
+import enum
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from torch.nn import functional
 
 from spotguard.hooks.guard import Guard
 from tests.hooks.state.misuse.scripts import Script, Training, lines
@@ -84,9 +88,65 @@ def asks_an_entry(training: Training, guard: Guard) -> None:
         training.learn(loss)
 
 
+def is_in_a_phase(training: Training, guard: Guard) -> None:
+    mode = "warm"
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if mode == "warm":
+            loss = loss * 0.1
+        if training.learn(loss) < 0.05:
+            mode = "main"
+
+
+class Stage(enum.Enum):
+    EARLY = 1
+    LATE = 2
+
+
+def is_at_a_stage(training: Training, guard: Guard) -> None:
+    stage = Stage.EARLY
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if stage is Stage.EARLY:
+            loss = loss * 0.5
+        training.learn(loss)
+        stage = Stage.LATE
+
+
+def changes_the_loss(training: Training, guard: Guard) -> None:
+    criterion = functional.mse_loss
+    for _ in guard.steps(3):
+        if training.learn(criterion(training.output(), torch.zeros(3, 2))) < 1:
+            criterion = functional.l1_loss
+
+
+def changes_a_weight_at_a_step(training: Training, guard: Guard) -> None:
+    share = 1.0
+    for step in guard.steps(3):
+        if step == 1:
+            share = 0.5
+        elif step == 2:
+            share = 0.25
+        training.learn(training.output().square().mean() * share)
+
+
+def compares_with_the_first_output(training: Training, guard: Guard) -> None:
+    reference = torch.ones(3, 2)
+    for step in guard.steps(3):
+        output = training.output()
+        if step == 0:
+            reference = output.detach()
+        training.learn((output - reference).square().mean())
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
+        (is_in_a_phase, "mode"),
+        (is_at_a_stage, "stage"),
+        (changes_the_loss, "criterion"),
+        (changes_a_weight_at_a_step, "share"),
+        (compares_with_the_first_output, "reference"),
         (doubles_the_first_loss, "first"),
         (warms_up_until_a_loss_is_low, "warm"),
         (steps_twice_every_other_turn, "flip"),
@@ -95,7 +155,7 @@ def asks_an_entry(training: Training, guard: Guard) -> None:
         (asks_an_entry, "status['early']"),
     ],
 )
-def test_flag_that_decides_what_a_turn_trains_is_named(
+def test_value_that_decides_how_later_turns_train_is_named(
     script: Script, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = lines(script, caplog)
@@ -176,9 +236,62 @@ def never_changes_it(training: Training, guard: Guard) -> None:
         training.learn(loss)
 
 
+def evaluates_another_split(training: Training, guard: Guard) -> None:
+    split = "train"
+    for _ in guard.steps(3):
+        split = "train"
+        if split == "train":
+            training.learn(training.output().square().mean())
+        split = "test"
+
+
+def prints_where_the_kind_changes(training: Training, guard: Guard) -> None:
+    shown = ""
+    for step in guard.steps(3):
+        kind = "even" if step % 2 == 0 else "odd"
+        if kind != shown:
+            print(kind)
+        shown = kind
+        training.learn(training.output().square().mean() * (2 if kind == "even" else 1))
+
+
+def compiles_once(training: Training, guard: Guard) -> None:
+    run: Any = training.model.forward
+    for step in guard.steps(3):
+        if step == 0:
+            run = torch.no_grad()(run) if step else run
+        training.learn(run(torch.randn(3, 4)).square().mean())
+
+
+def sets_a_weight_at_each_step(training: Training, guard: Guard) -> None:
+    part = 1.0
+    for step in guard.steps(3):
+        if step == 1:
+            part = 0.5
+        else:
+            part = 1.0
+        training.learn(training.output().square().mean() * part)
+
+
+def adds_a_loss_at_a_step(training: Training, guard: Guard) -> None:
+    extra = torch.zeros(())
+    for step in guard.steps(3):
+        loss = training.output().square().mean()
+        if step == 1:
+            extra = training.output().abs().mean()
+            loss = loss + extra
+        training.learn(loss)
+        print(float(extra.detach()))
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        evaluates_another_split,
+        prints_where_the_kind_changes,
+        compiles_once,
+        sets_a_weight_at_each_step,
+        adds_a_loss_at_a_step,
         makes_a_mask_once,
         fills_a_cache_once,
         thaws_once,
@@ -189,7 +302,7 @@ def never_changes_it(training: Training, guard: Guard) -> None:
         never_changes_it,
     ],
 )
-def test_flag_of_what_a_process_sets_up_once_is_not_named(
+def test_value_that_only_sets_up_or_shows_is_not_named(
     script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lines(script, caplog) == []
