@@ -40,7 +40,7 @@ FORMING = frozenset(
 #: Functions that change what they are given first.
 _CHANGING_FIRST = frozenset({"shuffle", "next", "heappush", "heappushpop", "heapreplace"})
 #: Functions, and methods, that give their result once more for it.
-_BOUNDING = frozenset({"min", "max", "abs"})
+_BOUNDING = frozenset({"min", "max", "abs", "int", "float", "bool", "str", "round"})
 _BOUNDING_METHODS = _BOUNDING | {"minimum", "maximum", "clip", "clamp"}
 _EQUALITY = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 #: Functions that give a number another form.
@@ -302,8 +302,11 @@ def is_settled(value: ast.expr, word: str, moved: Set[str]) -> bool:
         if not words_in(value.test).isdisjoint(moved - {word}):
             return False
     # A part that is made of the word, as `size + 1`, moves it on.
-    return word in map(word_of, parts) and all(
-        word_of(each) == word or words_in(each).isdisjoint(moved | {word}) for each in parts
+    by_it = [each for each in parts if word in words_in(each)]
+    return bool(by_it) and all(
+        word_of(each) == word
+        or (is_settled(each, word, moved) if each in by_it else words_in(each).isdisjoint(moved))
+        for each in parts
     )
 
 

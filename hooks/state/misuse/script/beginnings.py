@@ -285,9 +285,16 @@ class Beginnings:
     def _is_registered(self, word: str) -> bool:
         return self._names is not None and bool(self._names.owner(expression(word)))
 
-    def first(self, word: str) -> str:
-        """Return the source of the number, or of the option, that a word begins with; "…" if it begins otherwise."""
-        given = (each for each in self.values(word) if _is_a_number(each) or isinstance(each, ast.Attribute))
+    def first(self, word: str, changes: Iterable[ast.AST] = ()) -> str:
+        """Return the source of the number, or of the option, that a word begins with; "…" if it begins otherwise.
+
+        Args:
+            word: the word.
+            changes: statements that change it.
+        """
+        later = {each.lineno for each in changes if isinstance(each, (ast.stmt, ast.expr))}
+        sets = (each for each in self.values(word) if each.lineno not in later)
+        given = (each for each in sets if _is_a_number(each) or isinstance(each, ast.Attribute))
         return next(map(ast.unparse, given), "…")
 
     def grows(self, word: str) -> int:

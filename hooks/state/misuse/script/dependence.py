@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inventory.attribute_words import SHOWING, last_name
-from ...inventory.call_stack import walk
+from ...inventory import objects
+from ...inventory.attribute_words import FORM, SHOWING, last_name
+from ...inventory.call_stack import parts_of, walk
 from .assignments import (
+    FORMING,
+    assigned,
     base_of,
     edges,
     expression,
@@ -29,6 +33,12 @@ from .turn_blocks import TurnBlocks
 #: Functions beside those named `save…` that write a file, and those that keep values beside the live ones.
 _WRITING = frozenset({"copyfile", "copy2", "copytree", "dump"})
 _COPYING = frozenset({"deepcopy", "state_dict"})
+#: Functions that draw random numbers, those that begin a generator anew, and those that ask for no values.
+_DRAWING = frozenset(
+    {"rand", "randn", "randint", "randperm", "random", "uniform", "normal", "bernoulli", "choice"}
+)
+_SEEDING = frozenset({"manual_seed", "seed_everything", "set_seed"})
+_OF_FORM = frozenset({"len", "zeros_like", "ones_like", "empty_like", "full_like"})
 
 
 #: The most bodies, each of which another one calls, from a statement up to the loop.
@@ -83,7 +93,7 @@ class Dependence:
             if conditions := by_number.get(word):
                 bodies = [each.body for each in conditions]
                 if not {*map(id, statements)} <= {id(each) for body in bodies for each in nodes(body)}:
-                    continue  # turns of other numbers set it too
+                    continue  # other turns set it too
                 # What stands under a condition of that number, as this one does, reads what the turn itself has set.
                 alike = {
                     id(each)
@@ -136,12 +146,15 @@ class Dependence:
             for each in walk(node)
         }
         for node in self._inside:
-            if not isinstance(node, ast.If) or not self._numbers_in(node.test) or id(node) in within:
+            if not isinstance(node, ast.If) or id(node) in within or self._turn.is_around_boundary(node):
                 continue
-            if not self._turn.is_around_boundary(node):
-                words = {word for each in nodes(node.body) for word, _ in set_anew(each)}
-                # One that is tested too is made where there is none.
-                for word in words - words_in(node.test):
+            asked = self._numbers_in(node.test)
+            for word, value in (pair for each in nodes(node.body) for pair in set_anew(each)):
+                # One that is tested too is made where there is none: by one turn, if others would make another one.
+                tested = word in words_in(node.test)
+                if (asked and not tested) or (
+                    tested and _is_none(node.test) and self._is_of_the_turn(word, value)
+                ):
                     # All remainders together may be all turns.
                     known = [] if _remainders(node.test) else found.get(word, [])
                     found[word] = [*known, node]
@@ -174,12 +187,14 @@ class Dependence:
             bool(calls[1]) and all(self._is_before(one, each, depth - 1) for each in calls[1])
         )
 
-    def is_read_before(self, word: str, change: Any) -> bool:
-        """Return whether a turn reads a word before a statement that changes it, and elsewhere than to decide about that."""
-        around = (each.test for each in self._inside if isinstance(each, ast.If) and change in each.body)
-        own = {id(each) for part in (change, *around) for each in walk(part)}
+    def is_read_before(self, word: str, changes: Iterable[Any]) -> bool:
+        """Return whether a turn reads a word before it changes it, and elsewhere than to decide about that."""
+        known = [*changes]
+        ifs = (each for each in self._inside if isinstance(each, ast.If))
+        around = (each.test for each in ifs if any(change in each.body for change in known))
+        own = {id(each) for part in (*known, *around) for each in walk(part)}
         return any(
-            word_of(each) == word and id(each) not in own and self._is_before(each, change)
+            word_of(each) == word and id(each) not in own and any(self._is_before(each, one) for one in known)
             for each in self._inside
             if isinstance(getattr(each, "ctx", None), ast.Load)
         )
@@ -229,7 +244,7 @@ class Dependence:
     def _follow(self, word: str, *, is_flag: bool = False) -> None:
         """Find all that follows from a word, each with the line from which on it does; 0 for what is carried on.
 
-        From a flag nothing follows that is carried on.
+        What is carried on follows from a flag only if that gives it what only this turn has.
         """
         self._followed, self._is_flag, self._follows = word, is_flag, {word: 0}
         found = True
@@ -240,18 +255,47 @@ class Dependence:
                     continue
                 for target in targets:
                     own = self._turn.is_in_loop(node) and target in self._turn.always_set
-                    if self._is_flag and not (own or self._is_of_a_call(node, target)):
+                    if self._is_flag and not (
+                        own or self._is_of_a_call(node, target) or target in self._made_once(node)
+                    ):
                         continue
                     line = node.lineno if own else 0
-                    if line < self._follows.get(target, line + 1) and not self._owner(target):
+                    # What a condition chooses is registered, and which one it is follows.
+                    is_new = not self._owner(target) or isinstance(getattr(node, "value", None), ast.IfExp)
+                    if line < self._follows.get(target, line + 1) and is_new:
                         self._follows[target], found = line, True
+
+    def _made_once(self, node: Any) -> set[str]:
+        """Return the words that a condition gives what only this turn has."""
+        parts = (each for part in node.body for each in walk(part)) if isinstance(node, ast.If) else ()
+        pairs = (pair for each in parts for pair in assigned(each))
+        return {word for word, value in pairs if self._is_of_the_turn(word, value)}
 
     def _is_of_a_call(self, node: Any, word: str) -> bool:
         """Return whether a word is a variable of a body, which a statement of it or a call sets, or what it returns."""
-        if "call" in vars(node):
-            return True
         body = self._turn.body_of(node)
-        return body is not None and (base_of(word) == "" or word.startswith(body.word))
+        if body is None:
+            return "call" in vars(node)
+        return word.partition("__at")[0] == body.word or (word.startswith("_") and not base_of(word))
+
+    def _is_of_the_turn(self, word: str, value: ast.expr) -> bool:
+        """Return whether a word gets what only this turn has: another value than in the first turn of a resumed run."""
+        parts, waiting = list[ast.AST](), list[ast.AST]([value])
+        while waiting:
+            each = waiting.pop()
+            name = last_name(each.func) if isinstance(each, ast.Call) else ""
+            if not ((isinstance(each, ast.Attribute) and each.attr in FORM) or name in _OF_FORM):
+                parts.append(each)
+                waiting += parts_of(each)
+        names = {last_name(each.func) for each in parts if isinstance(each, ast.Call)}
+        held = self._names.value(expression(word))
+        if isinstance(held, nn.Module):
+            return "deepcopy" in names
+        if not (isinstance(held, (torch.Tensor, int, float, dict)) or objects.is_array(held)):
+            return False
+        words = {word_of(each) for each in parts} - {""}
+        copies = not names.isdisjoint(_COPYING | {"clone"}) and any(map(self._owner, words))
+        return copies or not words.isdisjoint(self._moved - {word}) or not names.isdisjoint(_DRAWING)
 
     def _meets(self, node: Any, words: AbstractSet[str]) -> bool:
         """Return whether one of the words follows from the value, where a statement or a call stands."""
@@ -280,7 +324,7 @@ class Dependence:
             return any(self._meets(node, words_in(each)) for each in (node.value, *places))
         if not isinstance(node, ast.Call) or last_name(node.func) in SHOWING:
             return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("backward", "step"):
             return self._meets(node, words_in(node.func.value))
         given = [*node.args, *(each.value for each in node.keywords)]
         if not any(self._meets(node, words_in(each)) for each in given):
@@ -307,26 +351,31 @@ class Dependence:
     def _acts(self, node: Any, *, trains: bool) -> bool:
         """Return whether a statement that the word decides changes training: it ends the loop, or changes a registered value.
 
+        Of what a flag decides counts what a resumed run does to restored values once more, and with another result.
+
         Args:
             trains: whether a step there is one of what the word decides, and not of what was gathered until then.
         """
-        if self._is_flag and last_name(getattr(node, "func", None)) != "step":
-            return False  # it ends the loop in a resumed run, too, and thaws a layer once more
         if isinstance(node, (ast.Break, ast.Return)):
-            return self._turn.is_in_loop(node)
+            return self._turn.is_in_loop(node) and not self._is_flag
         if isinstance(node, (ast.Assign, ast.AugAssign)):
-            return self._changes(node)
+            return self._changes(node) and not (self._is_flag and isinstance(node, ast.Assign))
         function = getattr(node, "func", None)
+        name = last_name(function)
+        in_place = name.endswith("_") and not name.endswith("__") and not (self._is_flag and name in FORMING)
+        if name in _SEEDING or (in_place and any(map(self._owner, words_in(node)))):
+            return True
         owner = self._names.owner(function.value) if isinstance(function, ast.Attribute) else ""
-        if not owner or not isinstance(function, ast.Attribute):
-            return False
-        value = self._values[owner]
-        if isinstance(value, Optimizer):
-            of_it = function.attr != "zero_grad" and not isinstance(function.value, ast.Name)
-            return trains if function.attr == "step" else of_it
-        if isinstance(value, nn.Module):
-            return function.attr == "load_state_dict" or function.attr.endswith("_")
-        return function.attr.endswith("_")
+        value = self._values[owner] if owner else None
+        if isinstance(value, Optimizer) and isinstance(function, ast.Attribute):
+            of_it = name == "clear" if self._is_flag else name != "zero_grad"
+            return trains if name == "step" else of_it and not isinstance(function.value, ast.Name)
+        return isinstance(value, nn.Module) and name == "load_state_dict"
+
+
+def _is_none(test: ast.expr) -> bool:
+    """Return whether a condition asks whether a word is None."""
+    return isinstance(test, ast.Compare) and getattr(test.comparators[0], "value", "") is None
 
 
 def _remainders(test: ast.expr) -> set[str]:

@@ -202,7 +202,8 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
         changes = [each for each in carried.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
-        if all(_is_settled(each, word, moved) and not depends.is_read_before(word, each) for each in changes):
+        settles = all(_is_settled(each, word, moved) for each in changes)
+        if settles and not depends.is_read_before(word, changes):
             continue
         if issubclass(type(value), dict):
             changes = [each for each in changes if not turn.fills_a_gap(each, word)]
@@ -229,7 +230,7 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
             word in counts and not kept and type(value) in (int, float) and all(map(_is_by_a_number, changes))
         )
         is_flag = is_setting(value) or all(map(_is_by_a_constant, changes))
-        if is_flag and not kept and turn.ends_with(word, begun.first(word)):
+        if is_flag and not kept and turn.ends_with(word, begun.first(word, changes)):
             continue
         if type(value) in FUNCTIONS and word in counts:
             continue  # a function that is compiled, or wrapped, is so in each process
@@ -247,11 +248,13 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
             by_step = is_count and all(map(turn.is_always_made, changes))
             entries, remedy = dict[str, str](), ""
             if kept and not isinstance(known, ast.Subscript):
-                entries = {last_of(word): begun.first(word)} | ({last_of(held): "None"} if held else {})
+                entries = {last_of(word): begun.first(word, changes)} | (
+                    {last_of(held): "None"} if held else {}
+                )
             else:
                 if isinstance(known, ast.Subscript) and (whole := over.get(word_of(known.value))):
                     known = ast.Subscript(expression(whole), known.slice)
-                entries, remedy = _remedy(known, value, changes, begun.first(word))
+                entries, remedy = _remedy(known, value, changes, begun.first(word, changes))
                 remedy += _NUMBER if remedy and by_step else ""
             yield _Carried(word, place(changes[0]), what, bool(kept), by_step, entries, remedy)
 

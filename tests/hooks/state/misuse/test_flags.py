@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import enum
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -139,9 +140,85 @@ def compares_with_the_first_output(training: Training, guard: Guard) -> None:
         training.learn((output - reference).square().mean())
 
 
+def lowers_the_rate_once(training: Training, guard: Guard) -> None:
+    lowered = False
+    for _ in guard.steps(3):
+        loss = training.learn(training.output().square().mean())
+        if not lowered and loss < 100:
+            for group in training.optimizer.param_groups:
+                group["lr"] *= 0.1
+            lowered = True
+
+
+def begins_an_average_once(training: Training, guard: Guard) -> None:
+    average, begun = training.kept["scores"], False
+    for _ in guard.steps(3):
+        output = training.output()
+        training.learn(output.square().mean())
+        if not begun:
+            average.copy_(output.detach())
+            begun = True
+        else:
+            average.lerp_(output.detach(), 0.1)
+
+
+def seeds_once(training: Training, guard: Guard) -> None:
+    seeded = False
+    for _ in guard.steps(3):
+        if not seeded:
+            torch.manual_seed(7)
+            seeded = True
+        training.learn(training.output().square().mean())
+
+
+def keeps_the_first_weights(training: Training, guard: Guard) -> None:
+    anchored, anchor = False, training.model
+    for _ in guard.steps(3):
+        if not anchored:
+            anchor = copy.deepcopy(training.model)
+            anchored = True
+        training.learn((training.output() - anchor(torch.randn(3, 4))).square().mean())
+
+
+def divides_by_the_first_loss(training: Training, guard: Guard) -> None:
+    unit = None
+    for _ in guard.steps(3):
+        loss = training.output().square().mean()
+        if unit is None:
+            unit = float(loss.detach())
+        training.learn(loss / unit)
+
+
+def draws_a_mask_once(training: Training, guard: Guard) -> None:
+    drawn, thin = False, torch.ones(2)
+    for _ in guard.steps(3):
+        if not drawn:
+            thin = torch.rand(2)
+            drawn = True
+        training.learn((training.output() * thin).square().mean())
+
+
+def clips_from_the_second_turn_on(training: Training, guard: Guard) -> None:
+    clips = False
+    for _ in guard.steps(3):
+        training.optimizer.zero_grad()
+        training.output().square().mean().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+        training.optimizer.step()
+        clips = True
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [
+        (lowers_the_rate_once, "lowered"),
+        (begins_an_average_once, "begun"),
+        (seeds_once, "seeded"),
+        (keeps_the_first_weights, "anchored"),
+        (divides_by_the_first_loss, "unit"),
+        (draws_a_mask_once, "drawn"),
+        (clips_from_the_second_turn_on, "clips"),
         (is_in_a_phase, "mode"),
         (is_at_a_stage, "stage"),
         (changes_the_loss, "criterion"),
@@ -284,9 +361,55 @@ def adds_a_loss_at_a_step(training: Training, guard: Guard) -> None:
         print(float(extra.detach()))
 
 
+class Masking:
+    """Makes its mask at the first call."""
+
+    def __init__(self) -> None:
+        self.built, self.mask = False, torch.zeros(2)
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        if not self.built:
+            self.mask = torch.ones(2)
+            self.built = True
+        return output * self.mask
+
+
+def calls_an_object_that_makes_it_once(training: Training, guard: Guard) -> None:
+    masking = Masking()
+    for _ in guard.steps(3):
+        training.learn(masking(training.output()).square().mean())
+
+
+def makes_it_once_in_a_closure(training: Training, guard: Guard) -> None:
+    got, grid = False, torch.zeros(2)
+
+    def smooth(output: torch.Tensor) -> torch.Tensor:
+        nonlocal got, grid
+        if not got:
+            grid = torch.ones(2)
+            got = True
+        return output * grid
+
+    for _ in guard.steps(3):
+        training.learn(smooth(training.output()).square().mean())
+
+
+def sizes_it_by_the_first_batch(training: Training, guard: Guard) -> None:
+    sized, ones = False, torch.zeros(2)
+    for _ in guard.steps(3):
+        output = training.output()
+        if not sized:
+            ones = torch.ones(output.shape[1])
+            sized = True
+        training.learn((output * ones).square().mean())
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        calls_an_object_that_makes_it_once,
+        makes_it_once_in_a_closure,
+        sizes_it_by_the_first_batch,
         evaluates_another_split,
         prints_where_the_kind_changes,
         compiles_once,
@@ -315,6 +438,16 @@ def takes_no_more_than_there_is(training: Training, guard: Guard) -> None:
         training.learn(training.model(rows[:size]).square().mean())
 
 
+def bounds_it_twice(training: Training, guard: Guard) -> None:
+    pace, tempo = 0.5, cast(float, "0.5")
+    for _ in guard.steps(3):
+        pace = max(1e-4, min(pace, 0.05))
+        tempo = float(tempo)
+        tempo = min(tempo, 0.05)
+        training.rate(pace + tempo)
+        training.learn(training.output().square().mean())
+
+
 def takes_a_default(training: Training, guard: Guard) -> None:
     scale, power = None, None
     for _ in guard.steps(3):
@@ -330,7 +463,9 @@ def bounds_a_tensor(training: Training, guard: Guard) -> None:
         training.learn(training.output().square().mean() * bound)
 
 
-@pytest.mark.parametrize("script", [takes_no_more_than_there_is, takes_a_default, bounds_a_tensor])
+@pytest.mark.parametrize(
+    "script", [takes_no_more_than_there_is, bounds_it_twice, takes_a_default, bounds_a_tensor]
+)
 def test_value_that_each_turn_bounds_alike_is_not_named(
     script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
