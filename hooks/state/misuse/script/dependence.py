@@ -253,11 +253,10 @@ class Dependence:
             for node, words, targets in self._edges:
                 if not self._meets(node, words):
                     continue
+                kept = self._made_once(node) if is_flag else targets
                 for target in targets:
                     own = self._turn.is_in_loop(node) and target in self._turn.always_set
-                    if self._is_flag and not (
-                        own or self._is_of_a_call(node, target) or target in self._made_once(node)
-                    ):
+                    if not (own or target in kept or self._is_of_a_call(node, target)):
                         continue
                     line = node.lineno if own else 0
                     # What a condition chooses is registered, and which one it is follows.
