@@ -39,12 +39,12 @@ FORMING = frozenset(
 )
 #: Functions that change what they are given first.
 _CHANGING_FIRST = frozenset({"shuffle", "next", "heappush", "heappushpop", "heapreplace"})
-#: Functions, and methods, that give their result once more for it.
-_BOUNDING = frozenset({"min", "max", "abs", "int", "float", "bool", "str", "round"})
-_BOUNDING_METHODS = _BOUNDING | {"minimum", "maximum", "clip", "clamp"}
 _EQUALITY = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
 #: Functions that give a number another form.
 _ROUNDING = frozenset({"round", "float", "int"})
+#: Functions, and methods, that give their result once more for it.
+_BOUNDING = _ROUNDING | {"min", "max", "abs", "bool", "str"}
+_BOUNDING_METHODS = _BOUNDING | {"minimum", "maximum", "clip", "clamp"}
 
 
 def word_of(node: ast.AST | None) -> str:

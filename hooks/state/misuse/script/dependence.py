@@ -72,7 +72,8 @@ class Dependence:
     ) -> None:
         self._inside, self._names, self._values, self._turn = inside, names, values, turn
         self._edges = [each for each in edges(inside) if not turn.is_around_boundary(each[0])]
-        self._moved = {word for node in inside for word in moved_by(node)}
+        #: The words that a turn gives other values.
+        self.moved = {word for node in inside for word in moved_by(node)}
         self._follows: dict[str, int] = {}
         #: The words that a turn reads as an earlier turn has set them, with the statements that do so.
         self.left = dict[str, list[Any]]()
@@ -132,9 +133,9 @@ class Dependence:
     def _compares_what_moves(self, node: ast.Compare) -> bool:
         """Return whether an expression compares a word with what the turn has set, or asks whether it is there: no test of a phase."""
         moving = [
-            each for each in (node.left, *node.comparators) if not self._moved.isdisjoint(words_in(each))
+            each for each in (node.left, *node.comparators) if not self.moved.isdisjoint(words_in(each))
         ]
-        return len(moving) > 1 or any(getattr(each, "value", "") is None for each in node.comparators)
+        return len(moving) > 1 or _asks_for_none(node)
 
     def _set_by_number(self) -> dict[str, list[ast.If]]:
         """Return the words that turns of some numbers set, as each tenth or the hundredth does, with the conditions under which they do."""
@@ -166,7 +167,7 @@ class Dependence:
         for each in walk(test):
             if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Eq):
                 sides = each.left, each.comparators[0]
-                if [not self._moved.isdisjoint(words_in(side)) for side in sides] == [True, False]:
+                if [not self.moved.isdisjoint(words_in(side)) for side in sides] == [True, False]:
                     asked |= {ast.unparse(each)} if word_of(sides[0]) else set()
         return asked
 
@@ -294,7 +295,7 @@ class Dependence:
             return False
         words = {word_of(each) for each in parts} - {""}
         copies = not names.isdisjoint(_COPYING | {"clone"}) and any(map(self._owner, words))
-        return copies or not words.isdisjoint(self._moved - {word}) or not names.isdisjoint(_DRAWING)
+        return copies or not words.isdisjoint(self.moved - {word}) or not names.isdisjoint(_DRAWING)
 
     def _meets(self, node: Any, words: AbstractSet[str]) -> bool:
         """Return whether one of the words follows from the value, where a statement or a call stands."""
@@ -372,9 +373,15 @@ class Dependence:
         return isinstance(value, nn.Module) and name == "load_state_dict"
 
 
+def _asks_for_none(test: ast.Compare) -> bool:
+    return any(getattr(each, "value", "") is None for each in test.comparators)
+
+
 def _is_none(test: ast.expr) -> bool:
-    """Return whether a condition asks whether a word is None."""
-    return isinstance(test, ast.Compare) and getattr(test.comparators[0], "value", "") is None
+    """Return whether a condition holds where a word is None."""
+    return (
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.Eq)) and _asks_for_none(test)
+    )
 
 
 def _remainders(test: ast.expr) -> set[str]:

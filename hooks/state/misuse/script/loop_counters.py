@@ -33,7 +33,6 @@ from .assignments import (
     is_settled,
     kept_as_best,
     last_of,
-    moved_by,
     object_of,
     word_of,
     words_in,
@@ -195,14 +194,13 @@ def _counted(frame: FrameType, values: Mapping[str, Any]) -> Iterator[_Carried]:
     replayed = {word for each in loops for word in leaves_out_turns(each, loops)}
     carried = left | counts
     changed = best | carried
-    moved = {word for node in inside for word in moved_by(node)}
     for word in sorted(changed, key=lambda word: (changed[word][0].lineno, word)):
         known, kept = expression(word), best.get(word, [])
         value = names.value(known)
         if names.owner(known) or not (is_carried(value, names) or (kept and value is None)):
             continue
         changes = [each for each in carried.get(word, ()) if not turn.is_item_of_a_loop(each)] + kept
-        settles = all(_is_settled(each, word, moved) for each in changes)
+        settles = all(_is_settled(each, word, depends.moved) for each in changes)
         if settles and not depends.is_read_before(word, changes):
             continue
         if issubclass(type(value), dict):

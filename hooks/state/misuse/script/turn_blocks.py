@@ -155,13 +155,9 @@ class TurnBlocks:
 
     def ends_with(self, word: str, value: str) -> bool:
         """Return whether the last statement of a turn that sets a word, and that each turn executes, gives it this value."""
-        sets = [
-            (each, value)
-            for statement in getattr(self._innermost, "body", ())
-            for each, value in set_anew(statement)
-            if each == word
-        ]
-        return bool(sets) and ast.unparse(sets[-1][1]) == value
+        pairs = (pair for each in getattr(self._innermost, "body", ()) for pair in set_anew(each))
+        given = [ast.unparse(each) for target, each in pairs if target == word]
+        return given[-1:] == [value]
 
     def begins_anew(self, word: str, changes: list[Any]) -> bool:
         """Return whether each turn begins a count anew: before it changes it, as a sum over a validation, or at its own begin or end."""

@@ -404,9 +404,19 @@ def sizes_it_by_the_first_batch(training: Training, guard: Guard) -> None:
         training.learn((output * ones).square().mean())
 
 
+def makes_it_anew_where_there_is_one(training: Training, guard: Guard) -> None:
+    scales = torch.ones(2)
+    for _ in guard.steps(3):
+        output = training.output()
+        if scales is not None:
+            scales = output.detach().abs().mean(0)
+        training.learn((output * scales).square().mean())
+
+
 @pytest.mark.parametrize(
     "script",
     [
+        makes_it_anew_where_there_is_one,
         calls_an_object_that_makes_it_once,
         makes_it_once_in_a_closure,
         sizes_it_by_the_first_batch,
